@@ -1,0 +1,93 @@
+"""What one uncompressed forward over a prompt leaves behind: the frozen input of every method.
+
+Letters: L layers, Q query heads, G KV heads, T prefilled tokens, W window, D head dim.
+Knows nothing of methods, budgets or decoding. The forward that fills these objects is
+`kvbench.capture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation that one layer gives its keys: tables of this prompt and the model's own rule.
+
+    Attributes:
+        cos: [T, rd] table of positions 0 .. T-1, as the model computed it.
+        sin: [T, rd].
+        function: (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys; the model
+            family's `apply_rotary_pos_emb` reduced to one operand.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def rotate(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotate pre-RoPE keys [H, n, D] to their positions [H, n]; returns [H, n, D]."""
+        at = positions.long()
+        return self.function(keys.unsqueeze(1), self.cos[at], self.sin[at]).squeeze(1)
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """One attention layer after the prefill. Tensors are contiguous and never written to."""
+
+    k: Tensor
+    """[G, T, D] keys after RoPE."""
+    v: Tensor
+    """[G, T, D] values."""
+    q_win: Tensor
+    """[Q, W, D] queries after RoPE of the last W tokens, W = min(needs.window, T)."""
+    scaling: float
+    """Factor on q.k before the softmax."""
+    sliding_window: int | None
+    """Key at p_k is visible from query at p_q iff p_q - sliding_window < p_k <= p_q; None: all."""
+    softcap: float | None
+    """Logits become softcap * tanh(logits / softcap); None: untouched."""
+    k_pre: Tensor | None = None
+    """[G, T, D] keys before RoPE, where asked for."""
+    rotary: Rotary | None = None
+    """The rotation of this layer, where `k_pre` was asked for."""
+    column_sums: Tensor | None = None
+    """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
+
+    @property
+    def query_heads(self) -> int:
+        """Q."""
+        return self.q_win.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.k.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """T."""
+        return self.k.shape[1]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One ordinary, uncompressed prefill, shared by all methods and budgets of a sample."""
+
+    layers: tuple[LayerState, ...]
+    """In model order."""
+    last_logits: Tensor
+    """[vocabulary] float32 logits after the last prefilled token."""
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens prefilled (the whole prompt, less what is fed after compression)."""
+        return self.layers[0].tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the native full cache of these tokens (Q queries and extras not counted)."""
+        return sum(s.k.nbytes + s.v.nbytes for s in self.layers)

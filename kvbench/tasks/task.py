@@ -1,0 +1,55 @@
+"""What a benchmark is to the rest of kvbench: tasks, samples and a pure scoring function.
+
+Knows nothing of models, tokenizers or caches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Task:
+    """One scored task, such as narrativeqa: its prompt format, limits and metric."""
+
+    name: str
+    """Identifier on the command line and in records, e.g. `narrativeqa`."""
+    group: str
+    """Column group of the papers' tables, e.g. `Single-Document QA`."""
+    template: str
+    """Prompt with the placeholders `{context}` and `{input}`."""
+    max_new_tokens: int
+    """Generated tokens at most."""
+    score: Callable[[str, Sample], Mapping[str, float]]
+    """(prediction, sample) -> metric name -> value in [0, 1]; the first entry is the main one."""
+    language: str = "en"
+    """`en` or `zh`."""
+    chat_template: bool = True
+    """Whether profiles that use chat templates apply one to this task."""
+    stop_at_newline: bool = False
+    """Whether profiles that stop at newlines do so for this task (samsum)."""
+    one_token_answers: bool = False
+    """Whether the typical answer is a single token (see `first_token` in the protocol)."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One record of a task.
+
+    `fields` holds the record as read (LongBench: input, context, answers, length, all_classes,
+    ...), which is what the scorer sees.
+    """
+
+    task: Task
+    id: str
+    """Stable identifier, unique inside the task."""
+    context: str
+    """Fills `{context}`; the part that `query_aware=false` compresses ends with it."""
+    input: str
+    """Fills `{input}`."""
+    answers: tuple[str, ...]
+    """References; a prediction is worth its best score over them."""
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    """Further record fields, e.g. `all_classes`, `length`, `language`."""
