@@ -1,0 +1,71 @@
+"""What a budget means in tokens, per head and per layer; the only module that rounds.
+
+A fraction r is a share of the prompt's native KV cache (methods.md A1); an integer C is tokens
+kept per head and layer on average, window included.
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from dataclasses import dataclass
+
+from kvbench.errors import UserError
+
+_FORMS = "give a fraction in (0, 1] such as 0.2, or a whole number of tokens >= 1 such as 512"
+
+
+def whole(x: float) -> int:
+    """Floor of x, where x within 1e-9 below a whole number counts as that number (0.6 * 1000)."""
+    return math.floor(x + 1e-9)
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What a method may hold: exactly one of the two is set."""
+
+    fraction: float | None = None
+    """Share of the native cache, in (0, 1]."""
+    tokens: int | None = None
+    """Tokens per head and layer on average, >= 1."""
+
+    @classmethod
+    def parse(cls, value: object) -> Budget:
+        """Read a budget as written by a user: 0.2 is a fraction, 512 is tokens.
+
+        Raises:
+            UserError: the value is neither a fraction in (0, 1] nor a whole number >= 1.
+        """
+        if isinstance(value, bool) or not isinstance(value, numbers.Real):
+            raise UserError(f"budget {value!r} is not a number: {_FORMS}")
+        x = float(value)
+        if isinstance(value, numbers.Integral) and value >= 1:
+            return cls(tokens=int(value))
+        if 0 < x <= 1:
+            return cls(fraction=x)
+        if x > 1 and math.isfinite(x) and x.is_integer():
+            return cls(tokens=int(x))
+        raise UserError(f"budget {value} is out of range: {_FORMS}")
+
+    def tokens_per_head(self, prompt_tokens: int, copies: int = 1) -> float:
+        """Mean tokens per stored head and layer, window included; real-valued, in (0, T].
+
+        Args:
+            prompt_tokens: T.
+            copies: stored heads per KV head (g where each query head stores its own copy). A
+                fraction pays for every copy; tokens are per stored head already.
+        """
+        if self.tokens is not None:
+            return float(min(self.tokens, prompt_tokens))
+        assert self.fraction is not None
+        return self.fraction * prompt_tokens / copies
+
+    def keeps_whole(self, prompt_tokens: int) -> bool:
+        """Whether the whole prompt fits (methods.md A1.6)."""
+        if self.tokens is not None:
+            return self.tokens >= prompt_tokens
+        return self.fraction == 1.0
+
+    def __str__(self) -> str:
+        """As the user writes it: 0.2 or 512."""
+        return f"{self.fraction:g}" if self.tokens is None else str(self.tokens)

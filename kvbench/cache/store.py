@@ -1,0 +1,108 @@
+"""The contract of a stored layer, and the compressed cache made of such layers.
+
+Letters: Q query heads, G KV heads, H in {G, Q} heads of a layout, n rows, D head dim.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Band:
+    """Adjacent heads of one layer that hold the same number of rows, ready to attend.
+
+    Attributes:
+        k: [h, n, D] keys after RoPE at their original positions.
+        v: [h, n, D] values.
+        positions: [h, n] int32 original positions, ascending within a head.
+    """
+
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+
+
+@dataclass(frozen=True)
+class Tail:
+    """Generated tokens of one layer that are not yet part of its store.
+
+    Attributes:
+        k: [G, t, D] keys after RoPE.
+        v: [G, t, D] values.
+        positions: [t] int64, ascending.
+        k_pre: [G, t, D] keys before RoPE; None unless the store's `tail_needs_pre_rope`.
+        cos, sin: [t, rd] rotation of those positions; None likewise.
+    """
+
+    k: Tensor
+    v: Tensor
+    positions: Tensor
+    k_pre: Tensor | None = None
+    cos: Tensor | None = None
+    sin: Tensor | None = None
+
+
+class Store(ABC):
+    """What one layer of a compressed cache holds. Immutable: `absorb` returns another store."""
+
+    absorb_every: int = 0
+    """Generated tokens that may wait in the tail before `absorb` is called; 0: never called."""
+
+    tail_needs_pre_rope: bool = False
+    """Whether `absorb` reads `k_pre`, `cos` and `sin`."""
+
+    @abstractmethod
+    def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """Every tensor held, by part: rows, entries, indices, norms, positions, tail, ..."""
+
+    @abstractmethod
+    def materialise(self) -> tuple[Band, ...]:
+        """The rows to attend to, in head order; the heads of all bands together are G or Q."""
+
+    @property
+    @abstractmethod
+    def kept_vectors(self) -> int:
+        """K and V vectors readable through this store, copies per query head counted (for r1)."""
+
+    @property
+    @abstractmethod
+    def stored_vectors(self) -> int:
+        """Distinct K and V vectors that take memory: rows and codebook entries (for r2)."""
+
+    references: int = 0
+    """K and V vectors read through an index and a norm (for r3); 0 for plain rows."""
+
+    def absorb(self, tail: Tail) -> Store:
+        """Return the store that also holds `tail`, compressed by the method's own rule."""
+        raise TypeError(f"{type(self).__name__} does not compress while decoding")
+
+    @property
+    def bytes_by_part(self) -> dict[str, int]:
+        """Bytes of every tensor held, by part."""
+        return {p: sum(t.nbytes for t in ts) for p, ts in self.tensors().items()}
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor held."""
+        return sum(self.bytes_by_part.values())
+
+
+@dataclass(frozen=True)
+class Compressed:
+    """The compressed cache of one prompt under one method and budget."""
+
+    layers: tuple[Store, ...]
+    """One store per layer, in model order."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-able facts for the record: `nominal`, `saturated`, the schedule used, ..."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of every tensor of every layer."""
+        return sum(s.nbytes for s in self.layers)
