@@ -69,3 +69,55 @@ class Budget:
     def __str__(self) -> str:
         """As the user writes it: 0.2 or 512."""
         return f"{self.fraction:g}" if self.tokens is None else str(self.tokens)
+
+
+def window_and_context(mean_tokens: float, window: int, tokens: int) -> tuple[int, float]:
+    """Split a layer's mean tokens into the kept window and the context beside it.
+
+    A budget smaller than the window keeps the newest tokens only, so that no method ever holds
+    more than its budget.
+
+    Args:
+        mean_tokens: tokens per head, window included, real-valued.
+        window: W, recent tokens the method always keeps.
+        tokens: T.
+
+    Returns:
+        The window that fits, at least 1, and the context tokens per head, real-valued, >= 0.
+    """
+    fits = max(1, min(window, tokens, whole(mean_tokens)))
+    return fits, max(0.0, min(mean_tokens, tokens) - fits)
+
+
+def rounded_to_sum(shares: list[float], most: int) -> list[int]:
+    """Round real layer budgets so that their sum is the whole part of the exact sum.
+
+    Largest remainder, ties to the earlier layer; each result lies in 0 .. `most`.
+    """
+    floors = [min(most, max(0, whole(x))) for x in shares]
+    spare = whole(sum(min(most, max(0.0, x)) for x in shares)) - sum(floors)
+    by_remainder = sorted(range(len(shares)), key=lambda i: (floors[i] - shares[i], i))
+    for i in by_remainder:
+        if spare > 0 and floors[i] < most:
+            floors[i] += 1
+            spare -= 1
+    return floors
+
+
+def linear_budgets(first: float, last: float, layers: int) -> list[float]:
+    """Layer budgets on a straight line from the first layer to the last, both included."""
+    if layers == 1:
+        return [(first + last) / 2]
+    return [first + (last - first) * i / (layers - 1) for i in range(layers)]
+
+
+def capped_line(mean: float, last: float, layers: int, most: float) -> list[float]:
+    """Straight line of mean `mean` that ends at `last`; pivots where it would pass `most`.
+
+    The first layer is 2 * mean - last; where that exceeds `most`, it is `most` and the last
+    layer becomes 2 * mean - most, so that the mean stays.
+    """
+    first = 2 * mean - last
+    if first > most:
+        first, last = most, 2 * mean - most
+    return linear_budgets(first, last, layers)

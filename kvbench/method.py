@@ -9,11 +9,13 @@ K kept tokens, D head dim, V variants.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
+from kvbench.errors import UserError
 from kvbench.prefill import Prefill
 
 
@@ -56,3 +58,39 @@ class Method(ABC):
 
         Same inputs, same rows, on every device. Called many times on one prefill.
         """
+
+
+def check_choice(name: str, value: str, *legal: str) -> None:
+    """Refuse a field value that is not one of the legal words.
+
+    Raises:
+        UserError: naming the field, the value and the legal words.
+    """
+    if value not in legal:
+        raise UserError(f"method.{name}={value!r} is unknown: give {' or '.join(legal)}")
+
+
+def check_range(
+    name: str, value: float, low: float, high: float = math.inf, *, open_ends: bool = False
+) -> None:
+    """Refuse a field value outside low .. high (ends excluded with `open_ends`), NaN included.
+
+    Raises:
+        UserError: naming the field, the value and the range.
+    """
+    inside = low < value < high if open_ends else low <= value <= high
+    if not inside:
+        ends = f"between {low} and {high}, ends excluded" if open_ends else (
+            f"{low} or more" if high == math.inf else f"from {low} to {high}"
+        )
+        raise UserError(f"method.{name}={value} is out of range: give a number {ends}")
+
+
+def check_odd(name: str, value: int) -> None:
+    """Refuse a pooling kernel that is not an odd number >= 1.
+
+    Raises:
+        UserError: naming the field and the value.
+    """
+    if value < 1 or value % 2 == 0:
+        raise UserError(f"method.{name}={value} is not odd: give 1, 3, 5, 7 ...")

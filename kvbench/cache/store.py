@@ -67,6 +67,11 @@ class Store(ABC):
 
     @property
     @abstractmethod
+    def heads(self) -> int:
+        """H, heads of the layout rows are selected in: G or Q."""
+
+    @property
+    @abstractmethod
     def kept_vectors(self) -> int:
         """K and V vectors readable through this store, copies per query head counted (for r1)."""
 
@@ -75,8 +80,20 @@ class Store(ABC):
     def stored_vectors(self) -> int:
         """Distinct K and V vectors that take memory: rows and codebook entries (for r2)."""
 
-    references: int = 0
-    """K and V vectors read through an index and a norm (for r3); 0 for plain rows."""
+    @property
+    def references(self) -> int:
+        """K and V vectors read through an index (and a norm), copies counted; 0 for rows."""
+        return 0
+
+    @property
+    def index_bits(self) -> int:
+        """Bits of one such index, Formula 15's int_bit; 0 for rows."""
+        return 0
+
+    @property
+    def norms_per_reference(self) -> int:
+        """1 where each reference has its own norm, else 0."""
+        return 0
 
     def absorb(self, tail: Tail) -> Store:
         """Return the store that also holds `tail`, compressed by the method's own rule."""
@@ -101,6 +118,8 @@ class Compressed:
     """One store per layer, in model order."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """JSON-able facts for the record: `nominal`, `saturated`, the schedule used, ..."""
+    next_position: int | None = None
+    """Position of the next token fed; None: its true position, T."""
 
     @property
     def nbytes(self) -> int:

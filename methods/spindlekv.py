@@ -1,0 +1,141 @@
+"""SpindleKV: evict by attention in deep layers, share similar vectors through codebooks in shallow.
+
+Paper: SpindleKV: A Novel KV Cache Reduction Method Balancing Both Shallow and Deep Layers
+(Tang et al., 2025), sections 3.3 and 3.4. The code named there was not read.
+
+Differs from the paper:
+- Scores are the mean over the window; Eq. 2 as printed divides by l - a (`score=literal`).
+- Eq. 5's upper branch ends at 2 r_c - 1; the printed 1 - 2 r_c is negative. For r_c <= beta,
+  which Eq. 5 leaves open, every layer keeps r_c of the context.
+- l_w has no printed value: 32, SnapKV's. The window stays out of eviction and codebook.
+- The budget is met in bytes by solving for the eviction ratio (`match=eviction`: r is the
+  eviction ratio, as in the paper). A budget smaller than the window keeps the newest tokens only.
+- Codebooks are built per KV head (`scope=head`); Formula 15 reads as one per layer.
+- With `evict=false` the whole context is kept and the thresholds must meet the budget: both
+  angles are scaled by one factor until the bytes do.
+- Misprints of Algorithm 1 mended: the degree is the row sum of G, the mask is a logical NOT.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvbench.budget import Budget, capped_line, whole, window_and_context
+from kvbench.cache.codebook import store_codebook
+from kvbench.cache.store import Compressed
+from kvbench.method import Method, Needs, check_choice, check_odd, check_range
+from kvbench.ops import pool, scores_by_layout, top_rows, window_attention
+from kvbench.prefill import LayerState, Prefill
+
+
+@dataclass(frozen=True)
+class SpindleKV(Method):
+    """Keep a share of the context that falls with depth, written with codebooks, and the window."""
+
+    theta_key: float = 0.98  # Table 3
+    theta_value: float = 0.95  # Table 3
+    beta: float = 0.05  # Table 3, smallest share of the context any layer keeps
+    window: int = 32  # l_w, not printed; SnapKV's
+    heads: str = "query"  # section 3.3, "repeat"; `kv`: Eq. 3, Table 2 without repeat
+    evict: bool = True  # False: Table 5, codebooks alone
+    magnitude: bool = True  # False: Table 6, no norm per vector
+    scope: str = "head"  # `layer`: one pair of codebooks for all heads of a layer (Formula 15)
+    score: str = "window"  # `literal`: Eq. 2 as printed
+    pool: str = "none"  # the paper names no pooling
+    kernel: int = 7  # with pool; SnapKV's
+    window_in_codebook: bool = False  # Eq. 7: Gamma_r holds selected context only
+    merge_every: int = 64  # generated tokens per merge into the codebooks; 0: never
+    match: str = "bytes"  # `eviction`: the budget is the eviction ratio, as in the paper
+
+    bytes_follow_data = True
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_range("theta_key", self.theta_key, 0, 1, open_ends=True)
+        check_range("theta_value", self.theta_value, 0, 1, open_ends=True)
+        check_range("beta", self.beta, 0, 1)
+        check_range("window", self.window, 1)
+        check_choice("heads", self.heads, "query", "kv")
+        check_choice("scope", self.scope, "head", "layer")
+        check_choice("score", self.score, "window", "literal")
+        check_choice("pool", self.pool, "none", "max", "average")
+        check_odd("kernel", self.kernel)
+        check_range("merge_every", self.merge_every, 0)
+        check_choice("match", self.match, "bytes", "eviction")
+
+    @property
+    def needs(self) -> Needs:
+        """The window's queries, and keys before RoPE."""
+        return Needs(window=self.window, pre_rope_keys=True)
+
+    def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
+        """Return codebook stores at the eviction ratio `budget` (without eviction: at angles)."""
+        tokens = prefill.tokens
+        share = budget.tokens_per_head(tokens) / tokens
+        if not self.evict:
+            window = min(self.window, tokens)
+            return self._written(prefill, window, [1.0] * len(prefill.layers), 1 / share)
+        window, context = window_and_context(share * tokens, self.window, tokens)
+        context_share = context / (tokens - window) if tokens > window else 0.0
+        return self._written(
+            prefill, window, layer_shares(context_share, len(prefill.layers), self.beta), 1.0
+        )
+
+    def _written(
+        self, prefill: Prefill, window: int, shares: list[float], widening: float
+    ) -> Compressed:
+        theta_key, theta_value = (
+            math.cos(min(math.acos(theta) * widening, math.pi / 2))
+            for theta in (self.theta_key, self.theta_value)
+        )
+        stores = []
+        for layer, share in zip(prefill.layers, shares, strict=True):
+            rows = self.rows_to_keep(layer, window, whole(share * (layer.tokens - window)))
+            outside = window
+            if self.window_in_codebook:
+                recent = torch.arange(layer.tokens - window, layer.tokens, device=rows.device)
+                rows = torch.cat([rows, recent.expand(len(rows), -1)], 1)
+                outside = 0
+            stores.append(
+                store_codebook(
+                    layer,
+                    rows,
+                    outside,
+                    theta_key=theta_key,
+                    theta_value=theta_value,
+                    magnitude=self.magnitude,
+                    scope=self.scope,
+                    merge_every=self.merge_every,
+                )
+            )
+        return Compressed(tuple(stores), {"theta_key": theta_key, "theta_value": theta_value})
+
+    def rows_to_keep(self, layer: LayerState, window: int, context: int) -> Tensor:
+        """Context rows with the highest scores (Eq. 7): [Q or G, context], ascending."""
+        attention = window_attention(layer, window)[:, :, : layer.tokens - window]
+        if self.score == "window":
+            scores = attention.mean(1)
+        else:
+            seen_by = layer.tokens - torch.arange(layer.tokens - window, device=attention.device)
+            scores = attention.sum(1) / seen_by
+        # Without eviction all heads keep the same rows, so one set per KV head says it all.
+        layout = self.heads if self.evict else "kv"
+        scores = scores_by_layout(scores, layer.kv_heads, layout)
+        return top_rows(pool(scores, self.pool, self.kernel), context)
+
+
+def layer_shares(context_share: float, layers: int, beta: float) -> list[float]:
+    """Share of the context each layer keeps (Eq. 5 and 6): a line of mean `context_share`.
+
+    Args:
+        context_share: r_c, in [0, 1].
+        layers: m.
+        beta: the last layer's share while the first layer's is below 1.
+    """
+    if context_share <= beta:
+        return [context_share] * layers
+    return capped_line(context_share, beta, layers, 1.0)
