@@ -1,0 +1,327 @@
+"""The one attention function given to transformers, and the attention sums computed beside it.
+
+transformers calls `dispatch` in every attention layer of every covered family; a forward that was
+given a run, `model(..., kvbench=run)`, is served by `run.attend`, any other one by plain causal
+attention. Nothing here builds a T x T tensor for all heads.
+
+Letters: B batch, Q query heads, G KV heads, g = Q / G, t new tokens, T prompt tokens, D head dim.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name every torch user reads)
+from torch import Tensor, nn
+
+IMPLEMENTATION = "kvbench"
+"""The value of `attn_implementation` that selects `dispatch`."""
+
+_QUERY_BLOCK = 128  # queries per block where logits are materialised: Q * 128 * T floats at most
+
+
+class AttentionRun(Protocol):
+    """What a forward does with the queries, keys and values of each layer."""
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Return the attention output [B, Q, t, D] of one layer, called in model order.
+
+        Args:
+            layer: index of the layer.
+            q: [B, Q, t, D] queries after RoPE.
+            k: [B, G, t, D] keys after RoPE of the same t tokens, not contiguous.
+            v: [B, G, t, D] values of the same t tokens, not contiguous.
+            scaling: factor on q.k.
+            sliding_window: key at p_k visible iff p_q - sliding_window < p_k <= p_q; None: all.
+            softcap: logits become softcap * tanh(logits / softcap); None: untouched.
+        """
+        ...
+
+
+def dispatch(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    kvbench: AttentionRun | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """Serve one attention layer: the function registered with transformers.
+
+    No mask is registered under the same name, so transformers passes none and drops padding
+    masks unseen; causality and the sliding window are the run's own affair.
+
+    Returns:
+        ([B, t, Q, D] output, None): transformers' transposed convention, and no weights.
+    """
+    if attention_mask is not None:
+        raise ValueError("kvbench attention takes no mask: batches are unpadded")
+    if kvbench is None:
+        out = causal_attention(query, key, value, scaling, sliding_window, softcap)
+    else:
+        layer = module.layer_idx
+        assert isinstance(layer, int)
+        out = kvbench.attend(
+            layer,
+            query,
+            key,
+            value,
+            scaling=scaling,
+            sliding_window=sliding_window,
+            softcap=softcap,
+        )
+    return out.transpose(1, 2), None
+
+
+def register() -> None:
+    """Make `attn_implementation="kvbench"` known to transformers; safe to call again."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, dispatch)
+
+
+def causal_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Exact causal attention of T tokens over themselves; softmax in float32.
+
+    Args:
+        q: [B, Q, T, D].
+        k: [B, G, T, D]; query heads i*g .. i*g + g - 1 read KV head i.
+        v: [B, G, T, D].
+        scaling: factor on q.k.
+        sliding_window: tokens visible to a query, itself included; None: all before it.
+        softcap: bound of the logits, or None.
+
+    Returns:
+        [B, Q, T, D] in q's dtype.
+    """
+    tokens = q.shape[2]
+    assert k.shape[2] == tokens, "causal_attention takes the keys of the same tokens only"
+    if sliding_window is not None and sliding_window >= tokens:
+        sliding_window = None
+    if softcap is None and sliding_window is None:
+        return _grouped_sdpa(q, k, v, scaling, causal=True)
+    out = torch.empty_like(q)
+    for start in range(0, tokens, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, tokens)
+        first = _first_visible(start, sliding_window)
+        block, keys, values = q[:, :, start:end], k[:, :, first:end], v[:, :, first:end]
+        hidden = _hidden(start, end, first, sliding_window, q.device)
+        if softcap is None:
+            out[:, :, start:end] = _grouped_sdpa(block, keys, values, scaling, mask=~hidden)
+        else:
+            weights = _weights(block, keys, scaling, softcap, hidden)  # [B, G, g, t, n]
+            batch, kv_heads, group, t, n = weights.shape
+            rows = weights.to(v.dtype).view(batch, kv_heads, group * t, n) @ values
+            out[:, :, start:end] = rows.view(batch, kv_heads * group, t, -1)
+    return out
+
+
+def column_sums(
+    q: Tensor,
+    k: Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Attention each key receives, summed over all queries of a causal prefill.
+
+    Streamed over blocks of 128 queries, in float32 whatever the model's dtype.
+
+    Args:
+        q: [Q, T, D] queries of all tokens, after RoPE.
+        k: [G, T, D] keys after RoPE.
+        scaling: factor on q.k.
+        sliding_window: as in `causal_attention`.
+        softcap: as in `causal_attention`.
+
+    Returns:
+        [Q, T] float32; a head's row sums to T.
+    """
+    heads, tokens, _ = q.shape
+    sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
+    keys = k.float().unsqueeze(0)
+    for start in range(0, tokens, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, tokens)
+        first = _first_visible(start, sliding_window)
+        hidden = _hidden(start, end, first, sliding_window, q.device)
+        block = q[:, start:end].unsqueeze(0)
+        weights = _weights(block, keys[:, :, first:end], scaling, softcap, hidden)
+        sums[:, first:end] += weights.sum(dim=-2).view(heads, end - first)
+    return sums
+
+
+def _grouped_sdpa(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scaling: float,
+    causal: bool = False,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """SDPA of [B, Q, t, D] queries over [B, G, n, D] keys and values.
+
+    CPU, 8192 tokens, 9/3 heads of 64: enable_gqa takes 0.56 s and 22 MB, repeated K and V 0.56 s
+    and 59 MB. On CUDA float32 has only the memory-efficient kernel, which refuses enable_gqa (the
+    fallback builds the whole matrix), so there the heads are repeated.
+    """
+    gqa = q.shape[1] != k.shape[1]
+    if gqa and q.is_cuda and q.dtype == torch.float32:
+        group = q.shape[1] // k.shape[1]
+        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+        gqa = False
+    return F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=gqa
+    )
+
+
+def _weights(
+    q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor
+) -> Tensor:
+    """Softmax weights [B, G, g, t, n] float32 of q [B, Q, t, D] over k [B, G, n, D].
+
+    `hidden` [t, n] is true where a query must not see a key.
+    """
+    batch, heads, t, dim = q.shape
+    kv_heads, n = k.shape[1], k.shape[2]
+    grouped = q.float().reshape(batch, kv_heads, -1, dim)  # [B, G, g*t, D]
+    logits = (grouped @ k.float().transpose(-1, -2)).mul_(scaling)
+    if softcap is not None:
+        logits.div_(softcap).tanh_().mul_(softcap)
+    logits = logits.view(batch, kv_heads, heads // kv_heads, t, n)
+    return logits.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+
+
+def _first_visible(start: int, sliding_window: int | None) -> int:
+    """The first key that any query at position >= start sees."""
+    return 0 if sliding_window is None else max(0, start - sliding_window + 1)
+
+
+def _hidden(
+    start: int, end: int, first: int, sliding_window: int | None, device: torch.device
+) -> Tensor:
+    """[end - start, end - first] bool: true where a query at start.. must not see a key first.."""
+    query_at = torch.arange(start, end, device=device)[:, None]
+    key_at = torch.arange(first, end, device=device)[None, :]
+    hidden = key_at > query_at
+    if sliding_window is not None:
+        hidden |= key_at <= query_at - sliding_window
+    return hidden
+
+
+class RotaryRecorder:
+    """The keys before RoPE, and the tables, of the layer that is about to attend."""
+
+    def __init__(self) -> None:
+        self.fired = 0
+        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def record(self, k_pre: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Keep the operands of one rotation until the layer attends."""
+        self.fired += 1
+        self._last = (k_pre, cos, sin)
+
+    def take(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (k_pre [B, G, t, D], cos [B or 1, t, rd], sin) of the current layer, once.
+
+        Raises:
+            RuntimeError: the layer attended without a rotation since the last call.
+        """
+        if self._last is None:
+            raise RuntimeError("an attention layer did not call apply_rotary_pos_emb")
+        taken, self._last = self._last, None
+        return taken
+
+
+@contextmanager
+def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
+    """Record each layer's keys before RoPE, for `take()` inside the run's `attend`.
+
+    Within the context `apply_rotary_pos_emb` of the module that defines the network's attention
+    class is wrapped; it is restored whatever happens.
+
+    Raises:
+        RuntimeError: on leaving, if it did not fire once per layer and forward.
+    """
+    layers = attention_layers(network)
+    module = _family_module(network)
+    original = module.apply_rotary_pos_emb
+    recorder = RotaryRecorder()
+
+    @functools.wraps(original)
+    def recording(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any) -> Any:
+        recorder.record(k, cos, sin)
+        return original(q, k, cos, sin, *rest, **named)
+
+    module.apply_rotary_pos_emb = recording  # type: ignore[attr-defined]
+    try:
+        yield recorder
+    finally:
+        module.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+    if recorder.fired == 0 or recorder.fired % len(layers):
+        raise RuntimeError(
+            f"apply_rotary_pos_emb of {module.__name__} fired {recorder.fired} times"
+            f" for {len(layers)} attention layers"
+        )
+
+
+def rotary_function(network: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The family's `apply_rotary_pos_emb` reduced to keys.
+
+    Returns:
+        (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys [B, H, n, D]; bitwise
+        what the model computes (partial rotary included; q and k norms come before it).
+    """
+    apply = _family_module(network).apply_rotary_pos_emb
+
+    def rotate(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        no_queries = keys[:, :0]
+        rotated: Tensor = apply(no_queries, keys, cos, sin)[1]
+        return rotated
+
+    return rotate
+
+
+def attention_layers(network: nn.Module) -> list[nn.Module]:
+    """The self-attention modules of a decoder, by `layer_idx`."""
+    found = [
+        m
+        for m in network.modules()
+        if type(m).__name__.endswith("Attention") and isinstance(getattr(m, "layer_idx", None), int)
+    ]
+    return sorted(found, key=lambda m: int(m.layer_idx))  # type: ignore[arg-type]
+
+
+def _family_module(network: nn.Module) -> ModuleType:
+    """The transformers module that defines the network's attention class."""
+    layers = attention_layers(network)
+    if not layers:
+        raise RuntimeError(f"{type(network).__name__} has no attention layers")
+    return sys.modules[type(layers[0]).__module__]

@@ -1,0 +1,118 @@
+"""One ordinary forward over a prompt, kept as a frozen `Prefill`.
+
+Peak memory stays near what is kept: no transformers cache, no T x T tensor, full queries freed
+layer by layer.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from kvbench.attention import (
+    RotaryRecorder,
+    causal_attention,
+    column_sums,
+    recording_pre_rope,
+    rotary_function,
+)
+from kvbench.method import Needs
+from kvbench.prefill import LayerState, Prefill, Rotary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from kvbench.model import LoadedModel
+
+
+class _Capture:
+    """The run of a prefill: plain causal attention that keeps what the methods read."""
+
+    def __init__(
+        self,
+        needs: Needs,
+        recorder: RotaryRecorder | None,
+        rotate: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    ) -> None:
+        self.layers: list[LayerState] = []
+        self._needs = needs
+        self._recorder = recorder
+        self._rotate = rotate
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Keep the layer's state and return its causal attention."""
+        assert q.shape[0] == 1, "a prefill is captured one prompt at a time"
+        assert layer == len(self.layers), "attention layers ran out of order"
+        k, v = k.contiguous(), v.contiguous()
+        tokens = k.shape[2]
+        window = min(self._needs.window, tokens)
+        k_pre = rotary = sums = None
+        if self._recorder is not None and self._rotate is not None:
+            k_pre, cos, sin = self._recorder.take()
+            k_pre = k_pre[0].contiguous()
+            rotary = Rotary(cos[0], sin[0], self._rotate)
+        if self._needs.column_sums:
+            sums = column_sums(q[0], k[0], scaling, sliding_window, softcap)
+        self.layers.append(
+            LayerState(
+                k=k[0],
+                v=v[0],
+                # Cloned, so that the queries of all tokens are freed with the layer.
+                q_win=q[0, :, tokens - window :].clone(memory_format=torch.contiguous_format),
+                scaling=scaling,
+                sliding_window=sliding_window,
+                softcap=softcap,
+                k_pre=k_pre,
+                rotary=rotary,
+                column_sums=sums,
+            )
+        )
+        return causal_attention(q, k, v, scaling, sliding_window, softcap)
+
+
+def capture(model: LoadedModel, ids: Tensor, needs: Needs) -> Prefill:
+    """Run one uncompressed forward over a prompt and keep every layer's state.
+
+    Args:
+        model: the model.
+        ids: [T] long token ids, T >= 1; positions are 0 .. T-1.
+        needs: what the methods of this run read, their union.
+
+    Returns:
+        The frozen prefill, on the devices of its layers.
+
+    Raises:
+        UserError: the prompt does not fit the model's context.
+    """
+    model.check_length(int(ids.shape[0]))
+    network = model.network
+    ids = ids.to(model.device).unsqueeze(0)
+    positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
+    rotate = rotary_function(network) if needs.pre_rope_keys else None
+    recording = recording_pre_rope(network) if needs.pre_rope_keys else nullcontext()
+    with torch.inference_mode(), recording as recorder:
+        run = _Capture(needs, recorder, rotate)
+        output = network(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=None,
+            use_cache=False,
+            logits_to_keep=1,
+            kvbench=run,
+        )
+        logits = output.logits[0, -1].float()
+    assert len(run.layers) == model.geometry.layers, "a layer did not attend through kvbench"
+    return Prefill(layers=tuple(run.layers), last_logits=logits)
