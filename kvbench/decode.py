@@ -1,0 +1,393 @@
+"""Greedy decoding of all variants of a prompt as one batch over their own, ragged rows.
+
+No transformers cache: rows live in buffers with head-room that are written in place, positions
+are the true ones, and rows of equal shape share one attention call. At a fixed batch width a
+variant's numbers do not depend on its neighbours, so callers keep the width constant.
+
+Letters: V variants, Q query heads, G KV heads, H in {G, Q} heads of a layout, n rows,
+t tokens fed at once, D head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import torch.nn.functional as F  # noqa: N812 (the name every torch user reads)
+from torch import Tensor
+
+from kvbench.attention import RotaryRecorder, recording_pre_rope
+from kvbench.cache.store import Band, Compressed, Store, Tail
+
+if TYPE_CHECKING:
+    from kvbench.model import LoadedModel
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What one variant generated."""
+
+    ids: tuple[int, ...]
+    """Generated token ids, the stop token left out."""
+    stopped: bool
+    """Whether a stop token ended it (else the limit did)."""
+    tail_bytes: int
+    """Bytes of the tokens fed and generated after compression, as held at the end."""
+
+
+@dataclass(frozen=True)
+class Stop:
+    """When a generation ends."""
+
+    ids: frozenset[int]
+    """Token ids that end it."""
+    max_new_tokens: int
+    min_new_tokens: int = 0
+    """Tokens before which no stop id may be chosen."""
+
+
+def decode(
+    model: LoadedModel,
+    caches: list[Compressed],
+    start: int,
+    stop: Stop,
+    *,
+    first_logits: Tensor | None = None,
+    feed: Sequence[int] = (),
+    width: int | None = None,
+    on_token: Callable[[int], None] = lambda fed: None,
+) -> list[Generation]:
+    """Continue one prompt greedily from each of its compressed caches.
+
+    Args:
+        model: the model.
+        caches: one per variant. Emptied, so that each store is freed once its rows are buffered.
+        start: T, position of the first token fed, unless a cache says otherwise.
+        stop: when to end.
+        first_logits: [vocabulary] logits after the last prefilled token; the first generated
+            token is taken from them where `feed` is empty.
+        feed: prompt tokens fed after compression: the question where the method must not see
+            it, or the last prompt token where nothing generated may come from the prefill.
+        width: V, rows of the batch; more than the caches: filled with copies of the smallest.
+        on_token: called after each forward with the number of rows still running.
+
+    Returns:
+        One generation per cache, in order.
+    """
+    if not caches:
+        return []
+    wanted = len(caches)
+    smallest = min(caches, key=lambda c: c.nbytes)
+    batch = [*caches, *[smallest] * ((width or wanted) - wanted)]
+    caches.clear()
+    del smallest
+    room = len(feed) + stop.max_new_tokens
+    with torch.inference_mode():
+        run = _Rows(batch, model.geometry.kv_heads, room)
+        positions = torch.tensor(
+            [[start if c.next_position is None else c.next_position] for c in batch]
+        )
+        batch.clear()
+        return _greedy(model, run, positions, stop, first_logits, feed, wanted, on_token)
+
+
+def _greedy(
+    model: LoadedModel,
+    run: _Rows,
+    positions: Tensor,
+    stop: Stop,
+    first_logits: Tensor | None,
+    feed: Sequence[int],
+    wanted: int,
+    on_token: Callable[[int], None],
+) -> list[Generation]:
+    width = positions.shape[0]
+    recording = recording_pre_rope(model.network) if run.reads_pre_rope else nullcontext()
+    with recording as recorder:
+        run.recorder = recorder
+
+        def forward(ids: Tensor) -> Tensor:
+            nonlocal positions
+            at = positions + torch.arange(ids.shape[1])
+            positions = positions + ids.shape[1]
+            run.begin(at.to(model.device))
+            output = model.network(
+                input_ids=ids.to(model.device),
+                position_ids=at.to(model.device),
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=1,
+                kvbench=run,
+            )
+            run.merge_full_tails()
+            logits: Tensor = output.logits[:, -1].float()
+            return logits
+
+        if feed:
+            logits = forward(torch.tensor(feed).expand(width, -1))
+        elif first_logits is not None:
+            logits = first_logits.expand(width, -1)
+        else:
+            raise ValueError("decoding needs the prefill's logits or tokens to feed")
+
+        written: list[list[int]] = [[] for _ in range(width)]
+        running = set(range(wanted))
+        stops = list(stop.ids)
+        for step in range(stop.max_new_tokens):
+            if step < stop.min_new_tokens:
+                logits = logits.index_fill(1, torch.tensor(stops, device=logits.device), -torch.inf)
+            chosen = logits.argmax(-1).tolist()
+            for row in list(running):
+                if chosen[row] in stop.ids:
+                    running.discard(row)
+                else:
+                    written[row].append(chosen[row])
+            on_token(len(running))
+            if not running or step + 1 == stop.max_new_tokens:
+                break
+            logits = forward(torch.tensor(chosen)[:, None])
+    return [
+        Generation(tuple(written[row]), row not in running, run.tail_bytes(row))
+        for row in range(wanted)
+    ]
+
+
+class _Rows:
+    """The run of a decode: every layer's rows of every variant, and the attention over them."""
+
+    def __init__(self, batch: list[Compressed], kv_heads: int, room: int) -> None:
+        self.recorder: RotaryRecorder | None = None
+        self._width = len(batch)
+        self._at = torch.empty(0)
+        self._layers: list[list[_Group]] = []
+        self._base_bytes = [c.nbytes for c in batch]
+        layers = [list(c.layers) for c in batch]
+        batch_size = len(batch)
+        batch[:] = [Compressed((), {}, c.next_position) for c in batch]
+        for layer in range(len(layers[0])):
+            stores = {row: layers[row][layer] for row in range(batch_size)}
+            for row in range(batch_size):
+                layers[row][layer] = None  # type: ignore[call-overload]
+            self._layers.append(_grouped(stores, kv_heads, room))
+        self.reads_pre_rope = any(
+            s.tail_needs_pre_rope
+            for groups in self._layers
+            for g in groups
+            for s in g.stores.values()
+        )
+
+    def begin(self, at: Tensor) -> None:
+        """Take the positions [V, t] of the tokens about to be fed."""
+        self._at = at
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Append the new rows of one layer and attend over all its rows: [V, Q, t, D]."""
+        taken = self.recorder.take() if self.recorder is not None else None
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        at = self._at.to(q.device)
+        for group in self._layers[layer]:
+            rows = group.rows
+            group.append(k[rows], v[rows], at[rows], taken)
+            out[rows] = group.attend(q[rows], at[rows], scaling, sliding_window, softcap)
+        return out
+
+    def merge_full_tails(self) -> None:
+        """Let every store whose tail is full absorb it."""
+        for layer, groups in enumerate(self._layers):
+            if any(g.is_full for g in groups):
+                self._layers[layer] = [
+                    after for g in groups for after in (g.absorbed() if g.is_full else [g])
+                ]
+
+    def tail_bytes(self, row: int) -> int:
+        """Bytes one variant holds beyond its compressed prompt."""
+        total = 0
+        absorbed = 0
+        for groups in self._layers:
+            for group in groups:
+                if row in group.members:
+                    total += group.waiting_bytes
+                    absorbed += group.absorbed_bytes.get(row, 0)
+        return total + absorbed
+
+
+class _Group:
+    """Variants whose rows of one layer have the same shape: stacked buffers, one call each band."""
+
+    def __init__(
+        self,
+        stores: dict[int, Store],
+        bands: dict[int, tuple[Band, ...]],
+        kv_heads: int,
+        room: int,
+        absorbed_bytes: dict[int, int],
+    ) -> None:
+        self.members = list(stores)
+        self.rows = torch.tensor(self.members)
+        first = bands[self.members[0]]
+        self._every = stores[self.members[0]].absorb_every
+        # Only stores that merge while decoding are read again; the rest are freed here.
+        self.stores = stores if self._every else {}
+        self.absorbed_bytes = absorbed_bytes
+        self._kv_heads = kv_heads
+        self._room = room
+        self._heads = sum(b.k.shape[0] for b in first)
+        self._new = 0
+        self._buffers: list[tuple[Tensor, Tensor, Tensor, int]] = []
+        for i, like in enumerate(first):
+            h, n, dim = like.k.shape
+            shape = (len(stores), h, n + room, dim)
+            k, v = like.k.new_empty(shape), like.v.new_empty(shape)
+            at = like.positions.new_empty(shape[:3])
+            for slot, row in enumerate(self.members):
+                band = bands[row][i]
+                k[slot, :, :n], v[slot, :, :n], at[slot, :, :n] = band.k, band.v, band.positions
+            self._buffers.append((k, v, at, n))
+        self._tail: list[Tail] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the tail has reached the size at which the stores absorb it."""
+        return 0 < self._every <= self._new
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes of one member's appended rows, one copy per KV head as a store would keep them."""
+        k, v, _, _ = self._buffers[0]
+        return self._new * self._kv_heads * k.shape[-1] * (k.element_size() + v.element_size())
+
+    def append(
+        self,
+        k: Tensor,
+        v: Tensor,
+        at: Tensor,
+        pre_rope: tuple[Tensor, Tensor, Tensor] | None,
+    ) -> None:
+        """Write new rows k, v [Vg, G, t, D] at positions [Vg, t] behind the others."""
+        t = k.shape[2]
+        if self._every:
+            for slot, row in enumerate(self.members):
+                before_rope: tuple[Tensor, ...] = ()
+                if pre_rope is not None:
+                    k_pre, cos, sin = pre_rope
+                    angles = row if cos.shape[0] > 1 else 0
+                    before_rope = (k_pre[row], cos[angles], sin[angles])
+                self._tail.append(Tail(k[slot], v[slot], at[slot], *before_rope))
+        copies = self._heads // self._kv_heads
+        if copies > 1:
+            k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
+        head = 0
+        for keys, values, positions, n in self._buffers:
+            new = slice(n + self._new, n + self._new + t)
+            some = slice(head, head + keys.shape[1])
+            keys[:, :, new], values[:, :, new] = k[:, some], v[:, some]
+            positions[:, :, new] = at[:, None].to(positions.dtype)
+            head += keys.shape[1]
+        self._new += t
+
+    def attend(
+        self,
+        q: Tensor,
+        at: Tensor,
+        scaling: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> Tensor:
+        """Attention of q [Vg, Q, t, D] at positions [Vg, t] over all rows held."""
+        batch, heads, t, dim = q.shape
+        share = heads // self._heads
+        parts = []
+        head = 0
+        for keys, values, positions, n in self._buffers:
+            h, used = keys.shape[1], n + self._new
+            some = q[:, head * share : (head + h) * share].reshape(batch, h, share * t, dim)
+            mask = None
+            if t > 1 or sliding_window is not None:
+                rows_at = positions[:, :, None, :used]
+                query_at = at.repeat(1, share)[:, None, :, None]
+                mask = rows_at <= query_at
+                if sliding_window is not None:
+                    mask = mask & (rows_at > query_at - sliding_window)
+            rows = _attention(
+                some, keys[:, :, :used], values[:, :, :used], scaling, softcap, mask
+            )
+            parts.append(rows.reshape(batch, h * share, t, dim))
+            head += h
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def absorbed(self) -> list[_Group]:
+        """The groups after every member's store has absorbed its tail."""
+        stores = {}
+        grown = {}
+        for slot, row in enumerate(self.members):
+            mine = self._tail[slot :: len(self.members)]
+            before = self.stores[row]
+            stores[row] = before.absorb(_joined(mine))
+            grown[row] = self.absorbed_bytes.get(row, 0) + stores[row].nbytes - before.nbytes
+        return _grouped(stores, self._kv_heads, self._room - self._new, grown)
+
+
+def _joined(tails: Iterable[Tail]) -> Tail:
+    """Tails of consecutive steps as one."""
+    parts = list(tails)
+
+    def along(name: str, dim: int) -> Tensor | None:
+        tensors = [getattr(p, name) for p in parts]
+        return None if tensors[0] is None else torch.cat(tensors, dim)
+
+    dims = {"k": 1, "v": 1, "positions": 0, "k_pre": 1, "cos": 0, "sin": 0}
+    return Tail(**{name: along(name, dim) for name, dim in dims.items()})  # type: ignore[arg-type]
+
+
+def _grouped(
+    stores: dict[int, Store], kv_heads: int, room: int, grown: dict[int, int] | None = None
+) -> list[_Group]:
+    """Group the variants of one layer by the shape of their rows."""
+    grown = grown or {}
+    bands = {row: store.materialise() for row, store in stores.items()}
+    shapes: dict[tuple[object, ...], list[int]] = {}
+    for row, store in stores.items():
+        shape = (store.absorb_every, *(tuple(b.k.shape[:2]) for b in bands[row]))
+        shapes.setdefault(shape, []).append(row)
+    return [
+        _Group(
+            {r: stores[r] for r in rows},
+            {r: bands[r] for r in rows},
+            kv_heads,
+            room,
+            {r: grown[r] for r in rows if r in grown},
+        )
+        for rows in shapes.values()
+    ]
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float | None, mask: Tensor | None
+) -> Tensor:
+    """Attention of q [B, H, m, D] over k, v [B, H, n, D]; mask [B, H or 1, m, n], true: visible.
+
+    On a CPU, scaled_dot_product_attention with few queries is about 14 times slower in bfloat16
+    than the two products written out; with a softcap there is no kernel at all.
+    """
+    if softcap is None and (q.dtype == torch.float32 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    logits = (q @ k.transpose(-1, -2)).float() * scaling
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
+    if mask is not None:
+        logits = logits.masked_fill(~mask, -torch.inf)
+    return logits.softmax(-1).to(v.dtype) @ v
+
