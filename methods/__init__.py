@@ -1,0 +1,1 @@
+"""Compression methods, one file each; installed as `kvbench.methods`."""
