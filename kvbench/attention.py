@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any, Protocol
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name every torch user reads)
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 IMPLEMENTATION = "kvbench"
@@ -202,9 +202,7 @@ def _grouped_sdpa(
     )
 
 
-def _weights(
-    q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor
-) -> Tensor:
+def _weights(q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor) -> Tensor:
     """Softmax weights [B, G, g, t, n] float32 of q [B, Q, t, D] over k [B, G, n, D].
 
     `hidden` [t, n] is true where a query must not see a key.
@@ -240,6 +238,7 @@ class RotaryRecorder:
     """The keys before RoPE, and the tables, of the layer that is about to attend."""
 
     def __init__(self) -> None:
+        """Start with nothing recorded."""
         self.fired = 0
         self._last: tuple[Tensor, Tensor, Tensor] | None = None
 

@@ -131,7 +131,7 @@ def _convert(path: Path, folder: Path, dtype: str) -> None:
     except (ValueError, KeyError, RuntimeError, NotImplementedError, ImportError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{path} cannot be read as a GGUF model: {reason}") from error
-    network.hf_quantizer = None
+    network.hf_quantizer = None  # type: ignore[assignment]
     if hasattr(network.config, "quantization_config"):
         del network.config.quantization_config
     network.config.architectures = [type(network).__name__]

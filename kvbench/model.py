@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
+from logging import ERROR
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -352,10 +353,8 @@ def _gguf_file(spec: ModelSpec) -> Path:
 
 def _read_config(spec: ModelSpec) -> dict[str, Any]:
     """config.json of a folder or hub id."""
-    if spec.kind == "hub":
-        path = _hub_config(spec)
-    else:
-        path = Path(spec.path).expanduser() / "config.json"
+    here = Path(spec.path).expanduser() / "config.json"
+    path = _hub_config(spec) if spec.kind == "hub" else here
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -399,7 +398,8 @@ def _folder_weights(folder: Path) -> dict[str, Any]:
     files = [*weights, *sorted(folder.glob("*.json"))]
     facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
-    return {"files": len(weights), "bytes": sum(f.stat().st_size for f in weights), "digest": digest}
+    size = sum(f.stat().st_size for f in weights)
+    return {"files": len(weights), "bytes": size, "digest": digest}
 
 
 def _plain(shape: RandomShape | Mapping[str, int]) -> dict[str, int]:
@@ -426,11 +426,11 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    logging.set_verbosity(ERROR)
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
         logging.set_verbosity(verbosity)
         if bars:
-            logging.enable_progress_bar()
+            logging.enable_progress_bar()  # type: ignore[no-untyped-call]

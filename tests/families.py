@@ -1,0 +1,64 @@
+"""A tiny random network of every covered family, with its windows, softcaps and rotaries at work.
+
+Knows nothing of kvbench: the networks are what transformers builds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+_COMMON: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+}
+_MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
+
+FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "mistral": {"sliding_window": 24},
+    "qwen2": {"use_sliding_window": True, "sliding_window": 24, "max_window_layers": 1},
+    "qwen3": {"head_dim": 32},
+    "phi3": {
+        "sliding_window": 24,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+        },
+    },
+    "gemma2": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": _MIXED,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 10.0,
+        "query_pre_attn_scalar": 24,
+    },
+    "gemma3_text": {
+        "head_dim": 16,
+        "sliding_window": 24,
+        "layer_types": _MIXED,
+        "query_pre_attn_scalar": 24,
+    },
+}
+
+
+def random_network(family: str, seed: int = 0) -> Any:
+    """A float32 network of the family with eager attention; same seed, same weights."""
+    config = AutoConfig.for_model(family, **{**_COMMON, **FAMILY_SETTINGS[family]})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    return network.requires_grad_(False).eval()

@@ -1,0 +1,100 @@
+"""The attention sums against naive twins that build the whole matrix."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.attention import causal_attention, column_sums
+
+LENGTHS = [1, 7, 63, 257]
+VARIANTS = [(None, None), (16, None), (None, 2.0), (16, 2.0)]
+
+
+def naive_weights(
+    q: Tensor, k: Tensor, scaling: float, window: int | None, softcap: float | None
+) -> Tensor:
+    """[Q, T, T] softmax weights, one query at a time, in float64."""
+    heads, tokens, _ = q.shape
+    weights = torch.zeros(heads, tokens, tokens, dtype=torch.float64)
+    for head in range(heads):
+        keys = k[head * k.shape[0] // heads].double()
+        for at in range(tokens):
+            first = 0 if window is None else max(0, at - window + 1)
+            logits = keys[first : at + 1] @ q[head, at].double() * scaling
+            if softcap is not None:
+                logits = softcap * torch.tanh(logits / softcap)
+            weights[head, at, first : at + 1] = logits.softmax(0)
+    return weights
+
+
+def random_qkv(tokens: int) -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(tokens)
+    q = torch.randn(4, tokens, 16, generator=generator)
+    k = torch.randn(2, tokens, 16, generator=generator)
+    v = torch.randn(2, tokens, 16, generator=generator)
+    return q, k, v
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+def test_causal_attention_equals_its_naive_twin(
+    tokens: int, window: int | None, softcap: float | None
+) -> None:
+    q, k, v = random_qkv(tokens)
+    weights = naive_weights(q, k, 0.3, window, softcap)
+    expected = weights @ v.double().repeat_interleave(2, dim=0)
+    out = causal_attention(q[None], k[None], v[None], 0.3, window, softcap)
+    torch.testing.assert_close(out[0].double(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize(("window", "softcap"), VARIANTS)
+def test_column_sums_equal_their_naive_twin(
+    tokens: int, window: int | None, softcap: float | None
+) -> None:
+    q, k, _ = random_qkv(tokens)
+    expected = naive_weights(q, k, 0.3, window, softcap).sum(dim=1)
+    sums = column_sums(q, k, 0.3, window, softcap)
+    assert sums.dtype == torch.float32
+    torch.testing.assert_close(sums.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_column_sums_of_zero_logits_are_harmonic_tails() -> None:
+    sums = column_sums(torch.zeros(2, 4, 8), torch.zeros(1, 4, 8), 1.0)
+    expected = torch.tensor([25 / 12, 13 / 12, 7 / 12, 1 / 4]).expand(2, 4)
+    torch.testing.assert_close(sums, expected)
+
+
+def test_column_sums_are_float32_arithmetic_for_half_precision_models() -> None:
+    q, k, _ = random_qkv(63)
+    half_q, half_k = q.bfloat16(), k.bfloat16()
+    exact = column_sums(half_q.float(), half_k.float(), 0.3)
+    assert torch.equal(column_sums(half_q, half_k, 0.3), exact)
+
+
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (64, None), (64, 2.0)])
+def test_causal_attention_of_a_long_prompt_holds_no_square_matrix(
+    window: int | None, softcap: float | None
+) -> None:
+    tokens, heads = 2048, 4
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(1, heads, tokens, 8, generator=generator)
+    with torch.profiler.profile(
+        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
+    ) as profile:
+        causal_attention(q, q, q, 0.3, window, softcap)
+    largest = max(abs(event.cpu_memory_usage) for event in profile.events())
+    assert largest < heads * tokens * tokens * 4 / 8
+
+
+def test_bfloat16_attention_stays_near_float32() -> None:
+    q, k, v = (x[None] for x in random_qkv(257))
+    exact = causal_attention(q, k, v, 0.3, 16, 2.0)
+    half = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.3, 16, 2.0)
+    assert half.dtype == torch.bfloat16
+    assert (half.float() - exact).abs().max() < 0.05
+    assert math.isfinite(float(half.sum()))

@@ -1,0 +1,175 @@
+"""One prefill: the same function serves seven families, and what it keeps is what they computed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+import torch
+from transformers import DynamicCache
+
+from kvbench.attention import attention_layers, recording_pre_rope, rotary_function
+from kvbench.capture import capture
+from kvbench.errors import UserError
+from kvbench.method import Needs
+from kvbench.model import LoadedModel
+
+ALL = Needs(window=8, pre_rope_keys=True, column_sums=True)
+
+
+def prompt(tokens: int) -> torch.Tensor:
+    return torch.randint(3, 96, (tokens,), generator=torch.Generator().manual_seed(tokens))
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 63, 257])
+def test_prefill_logits_equal_stock_eager_attention(
+    family: tuple[LoadedModel, Any], tokens: int
+) -> None:
+    model, eager = family
+    ids = prompt(tokens)
+    expected = eager(ids[None], use_cache=False).logits[0, -1]
+    logits = capture(model, ids, Needs()).last_logits
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+
+
+def test_keys_and_values_equal_a_stock_cache(family: tuple[LoadedModel, Any]) -> None:
+    model, eager = family
+    ids = prompt(70)
+    # Built without a config, the stock cache keeps all rows of sliding layers too.
+    cache = eager(ids[None], past_key_values=DynamicCache(), use_cache=True).past_key_values
+    prefill = capture(model, ids, Needs())
+    for state, stock in zip(prefill.layers, cache.layers, strict=True):
+        torch.testing.assert_close(state.k, stock.keys[0], atol=1e-4, rtol=0)
+        torch.testing.assert_close(state.v, stock.values[0], atol=1e-4, rtol=0)
+        assert state.k.is_contiguous() and state.v.is_contiguous()
+
+
+def test_rotating_the_keys_before_rope_gives_the_keys_bitwise(
+    family: tuple[LoadedModel, Any],
+) -> None:
+    model, _ = family
+    prefill = capture(model, prompt(70), ALL)
+    for state in prefill.layers:
+        assert state.k_pre is not None and state.rotary is not None
+        positions = torch.arange(70).expand(state.kv_heads, -1)
+        assert torch.equal(state.rotary.rotate(state.k_pre, positions), state.k)
+        assert not torch.equal(state.k_pre, state.k)
+
+
+def test_rotating_a_selection_gives_the_rows_at_their_own_positions(
+    family: tuple[LoadedModel, Any],
+) -> None:
+    model, _ = family
+    state = capture(model, prompt(70), ALL).layers[-1]
+    assert state.k_pre is not None and state.rotary is not None
+    positions = torch.tensor([[3, 41, 69], [0, 5, 68]])
+    rows = positions.unsqueeze(-1).expand(-1, -1, state.k.shape[-1])
+    rotated = state.rotary.rotate(state.k_pre.gather(1, rows), positions)
+    assert torch.equal(rotated, state.k.gather(1, rows))
+
+
+def test_the_column_sums_equal_eager_attention_weights(family: tuple[LoadedModel, Any]) -> None:
+    model, eager = family
+    ids = prompt(150)
+    weights = eager(ids[None], use_cache=False, output_attentions=True).attentions
+    for state, layer in zip(capture(model, ids, ALL).layers, weights, strict=True):
+        assert state.column_sums is not None
+        torch.testing.assert_close(state.column_sums, layer[0].sum(dim=1), atol=2e-4, rtol=1e-4)
+
+
+def test_the_window_queries_give_eager_attention_weights(
+    family: tuple[LoadedModel, Any],
+) -> None:
+    from kvbench.ops import window_attention
+
+    model, eager = family
+    ids = prompt(70)
+    weights = eager(ids[None], use_cache=False, output_attentions=True).attentions
+    for state, layer in zip(capture(model, ids, ALL).layers, weights, strict=True):
+        assert state.q_win.shape[1] == 8
+        torch.testing.assert_close(
+            window_attention(state, 8), layer[0, :, -8:], atol=1e-5, rtol=1e-4
+        )
+
+
+def test_a_window_longer_than_the_prompt_keeps_every_query(tiny: LoadedModel) -> None:
+    state = capture(tiny, prompt(5), Needs(window=32)).layers[0]
+    assert state.q_win.shape == (4, 5, 16)
+
+
+def test_nothing_is_kept_that_no_method_asked_for(tiny: LoadedModel) -> None:
+    state = capture(tiny, prompt(40), Needs()).layers[0]
+    assert state.q_win.shape[1] == 0
+    assert state.k_pre is None and state.rotary is None and state.column_sums is None
+
+
+def test_kept_tensors_hold_no_larger_storage(tiny: LoadedModel) -> None:
+    prefill = capture(tiny, prompt(200), ALL)
+    for state in prefill.layers:
+        for kept in (state.k, state.v, state.q_win, state.k_pre):
+            assert kept is not None
+            assert kept.untyped_storage().nbytes() == kept.nbytes
+
+
+def test_the_same_prompt_gives_the_same_prefill_bitwise(tiny: LoadedModel) -> None:
+    first, second = (capture(tiny, prompt(90), ALL) for _ in range(2))
+    assert torch.equal(first.last_logits, second.last_logits)
+    for a, b in zip(first.layers, second.layers, strict=True):
+        assert torch.equal(a.k, b.k) and torch.equal(a.v, b.v) and torch.equal(a.q_win, b.q_win)
+
+
+def test_a_forward_without_a_run_is_plain_causal_attention(
+    family: tuple[LoadedModel, Any],
+) -> None:
+    model, eager = family
+    ids = prompt(70)[None]
+    torch.testing.assert_close(
+        model.network(ids, use_cache=False).logits,
+        eager(ids, use_cache=False).logits,
+        atol=1e-4,
+        rtol=0,
+    )
+
+
+def test_a_ready_made_mask_is_refused(tiny: LoadedModel) -> None:
+    with pytest.raises(ValueError, match="takes no mask"):
+        tiny.network(prompt(4)[None], attention_mask=torch.zeros(1, 1, 4, 4), use_cache=False)
+
+
+def test_the_rotation_is_restored_when_the_forward_fails(tiny: LoadedModel) -> None:
+    module = sys.modules[type(attention_layers(tiny.network)[0]).__module__]
+    original = module.apply_rotary_pos_emb
+    with pytest.raises(KeyError), recording_pre_rope(tiny.network):
+        assert module.apply_rotary_pos_emb is not original
+        raise KeyError
+    assert module.apply_rotary_pos_emb is original
+
+
+def test_a_layer_that_does_not_rotate_is_noticed(tiny: LoadedModel) -> None:
+    with pytest.raises(RuntimeError, match="fired 1 times for 3"):  # noqa: SIM117
+        with recording_pre_rope(tiny.network) as recorder:
+            k = torch.zeros(1, 2, 4, 16)
+            cos = torch.ones(1, 4, 16)
+            rotary_function(tiny.network)(k, cos, cos)
+            assert recorder.take()[0] is k
+            with pytest.raises(RuntimeError, match="did not call"):
+                recorder.take()
+
+
+def test_a_prompt_longer_than_the_context_is_one_clear_line(tiny: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"9000 .* exceeds the context of tiny-random \(8192\)"):
+        capture(tiny, torch.zeros(9000, dtype=torch.long), Needs())
+
+
+@pytest.mark.slow
+def test_the_embedded_model_is_captured_like_stock_eager(smollm2: LoadedModel) -> None:
+    text = "The capital of France is Paris. The capital of Italy is"
+    ids = torch.tensor(smollm2.tokenizer(text).input_ids)
+    prefill = capture(smollm2, ids, ALL)
+    assert smollm2.tokenizer.decode(int(prefill.last_logits.argmax())).strip() == "Rome"
+    for state in prefill.layers:
+        assert state.k_pre is not None and state.rotary is not None
+        positions = torch.arange(len(ids)).expand(3, -1)
+        assert torch.equal(state.rotary.rotate(state.k_pre, positions), state.k)
