@@ -33,7 +33,8 @@ def parse_objects(content: bytes, name: str) -> list[tuple[str, dict[str, Any]]]
         try:
             value = json.loads(line.decode("utf-8"))
         except UnicodeDecodeError as error:
-            raise UserError(f"{place}: byte {error.start + 1} is not UTF-8: save it as UTF-8") from error
+            problem = f"byte {error.start + 1} is not UTF-8"
+            raise UserError(f"{place}: {problem}: save it as UTF-8") from error
         except json.JSONDecodeError as error:
             problem = f"bad JSON at column {error.colno} ({error.msg})"
             raise UserError(f"{place}: {problem}: repair it") from error

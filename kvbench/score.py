@@ -57,8 +57,8 @@ FIRST_LINE_TASKS = frozenset({"trec", "triviaqa", "samsum", "lsht"})
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _NUMBER = re.compile(r"\d+")
 _CHINESE_PUNCTUATION = (
-    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"  # noqa: RUF001
-    "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."  # noqa: RUF001
+    "！？｡。＂＃＄％＆＇（）＊＋，－／：；＜＝＞＠［＼］＾＿｀｛｜｝～｟｠｢｣､、〃》「」『』【】"
+    "〔〕〖〗〘〙〚〛〜〝〞〟〰〾〿–—‘’‛“”„‟…‧﹏."
 )
 _WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
 _WITHOUT_PUNCTUATION_ZH = str.maketrans("", "", string.punctuation + _CHINESE_PUNCTUATION)
