@@ -1,0 +1,126 @@
+"""From plain configuration values to checked objects, complaining in the user's terms.
+
+Knows nothing of what the objects are for.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+from hydra.errors import InstantiationException
+from hydra.utils import get_object, instantiate
+
+from kvbench.errors import UserError
+from kvbench.suggest import did_you_mean
+
+_TARGETS = ("kvbench.methods.", "kvbench.tasks.")
+
+
+def instantiated(node: Mapping[Any, Any], name: str, targets_allowed: bool) -> Any:
+    """Build what a config node's `_target_` names.
+
+    Args:
+        node: plain values, with `_target_`s.
+        name: the config key in complaints, such as `method`.
+        targets_allowed: accept targets outside kvbench.
+
+    Raises:
+        UserError: a target, a field's name, type or value is wrong.
+    """
+    for target in _targets(node):
+        if not targets_allowed and not target.startswith(_TARGETS):
+            raise UserError(
+                f"{name}._target_={target} is outside kvbench: add allow_targets=true to run it"
+            )
+    try:
+        cls = get_object(str(node.get("_target_")))
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{name}._target_={node.get('_target_')} cannot be found") from error
+    checked = dict(node)
+    if is_dataclass(cls):
+        checked |= _typed(cls, name, {k: v for k, v in node.items() if k != "_target_"})
+    try:
+        return instantiate(checked, _convert_="all")
+    except InstantiationException as error:
+        raise _unwrapped(error, name) from error
+
+
+def _unwrapped(error: BaseException, name: str) -> UserError:
+    """The user's mistake inside Hydra's wrapping."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, UserError):
+            return cause
+        innermost, cause = cause, cause.__cause__ or cause.__context__
+    return UserError(f"{name}: {' '.join(str(innermost).split())}")
+
+
+def _targets(node: object) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if "_target_" in node:
+            yield str(node["_target_"])
+        for value in node.values():
+            yield from _targets(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _targets(value)
+
+
+_T = typing.TypeVar("_T")
+
+
+def built(cls: type[_T], name: str, values: Mapping[str, Any]) -> _T:
+    """Make a dataclass of a config node, its fields' names and types checked."""
+    return cls(**_typed(cls, name, values))
+
+
+def _typed(cls: Any, name: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Check names and types of a dataclass's fields; whole floats become ints where asked for."""
+    hints = typing.get_type_hints(cls)
+    known = [f.name for f in fields(cls) if f.init]
+    typed = {}
+    for key, value in values.items():
+        if key not in known:
+            raise UserError(f"{name}.{key} is unknown: {did_you_mean(key, known)}")
+        typed[key] = _as_hinted(f"{name}.{key}", value, hints[key])
+    return typed
+
+
+def _as_hinted(name: str, value: Any, hint: Any) -> Any:
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    options = typing.get_args(hint) if union else (hint,)
+    simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+    if any(o not in simple and o is not type(None) for o in options):
+        return value  # nested structures are their own class's business
+    if (value is None and type(None) in options) or type(value) in options:
+        return value
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
+        if float in options:
+            return float(value)
+        if int in options and float(value).is_integer():
+            return int(value)
+    wanted = " or ".join(simple.get(o, "null") for o in options)
+    raise UserError(f"{name}={value!r} is not {wanted}")
+
+
+def check_whole_number(name: str, value: object, *, least: int = 1, optional: bool = False) -> None:
+    """Raise UserError unless `value` is an int of at least `least` (or None, if optional)."""
+    if value is None and optional:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        ending = " or null" if optional else ""
+        raise UserError(f"{name}={value!r} is not a whole number >= {least}{ending}")
+
+
+def positive(name: str, value: Any) -> float | None:
+    """Return `value` as a float above 0, or None; raise UserError otherwise."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
+        raise UserError(f"{name}={value!r} is not a number above 0 or null")
+    return float(value)

@@ -1,0 +1,328 @@
+"""From Hydra's configuration to a frozen, validated plan; the only module that sees OmegaConf.
+
+A plan says everything a run needs and nothing of how it goes. Building one loads no weights and no
+data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, is_dataclass
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import hydra
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from kvbench.budget import Budget
+from kvbench.configured import built, check_whole_number, instantiated, positive
+from kvbench.errors import UserError
+from kvbench.method import Method
+from kvbench.model import ModelSpec, model_identity
+from kvbench.tasks.task import Sample, Task
+
+BASELINE = "fullkv"
+"""The choice in conf/method that every table compares with."""
+
+_LEGAL: dict[str, tuple[object, ...]] = {
+    "truncation": ("middle", "none"),
+    "chat_template": ("official", "none", "llama2", "paper"),
+    "stop": ("eos_or_newline", "tokenizer_eos"),
+    "min_new_tokens": ("newline_tasks", "all", "none"),
+    "code_similarity": ("difflib", "levenshtein"),
+    "query_aware": (True, False),
+    "first_token": ("prefill", "compressed"),
+}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How prompts are made, generation ends and code is scored; stamped on every record."""
+
+    name: str
+    """Profile, `official` or `paper`; also picks the model's published input limit."""
+    truncation: str
+    """`middle`: first half + last half of the tokens of a prompt that is too long; or `none`."""
+    chat_template: str
+    """`official`: the tokenizer's own where the task takes one; `none`; `llama2`."""
+    stop: str
+    """`eos_or_newline`: every EOS id, and a newline where the task says so; `tokenizer_eos`."""
+    min_new_tokens: str
+    """Who must generate at least one token: `newline_tasks`, `all` or `none`."""
+    code_similarity: str
+    """`difflib` or `levenshtein`."""
+    query_aware: bool
+    """False: only the context is compressed and the question is fed afterwards."""
+    first_token: str
+    """`prefill`: from the uncompressed prefill's logits; `compressed`: after compression."""
+    max_input_tokens: int | None
+    """Prompt tokens before truncation; None: the model's context less what is generated."""
+
+    def __post_init__(self) -> None:
+        """Refuse values that no profile has."""
+        for name, legal in _LEGAL.items():
+            value = getattr(self, name)
+            if value not in legal:
+                known = ", ".join(str(x).lower() if isinstance(x, bool) else str(x) for x in legal)
+                raise UserError(f"protocol.{name}={value!r} is unknown: give one of {known}")
+        check_whole_number("protocol.max_input_tokens", self.max_input_tokens, optional=True)
+
+    def min_tokens(self, task: Task) -> int:
+        """Tokens that must be generated on a task before a stop counts."""
+        if self.min_new_tokens == "all":
+            return 1
+        return int(self.min_new_tokens == "newline_tasks" and task.stop_at_newline)
+
+    def stops_at_newline(self, task: Task) -> bool:
+        """Whether a newline ends a task's answer."""
+        return self.stop == "eos_or_newline" and task.stop_at_newline
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One method at one budget, a row of the table."""
+
+    label: str
+    """Unique in the run: `spindlekv@0.2`, with changed fields: `spindlekv@0.2[beta=0.1]`."""
+    choice: str
+    """File stem in conf/method."""
+    method: Method
+    config: Mapping[str, Any]
+    """The method's fields as configured, JSON-able."""
+    budget: Budget
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the class, its fields, its source code and the budget."""
+        budget = self.budget.fraction if self.budget.tokens is None else self.budget.tokens
+        return fingerprint([_method_parts(self.method), self.budget.tokens is None, budget])
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one job runs."""
+
+    model: ModelSpec
+    suite: Any
+    """Names the tasks and reads their samples: one of `kvbench.tasks`."""
+    suite_choice: str
+    """File stem in conf/task."""
+    data: str
+    """`sample`, `hub`, or a path."""
+    protocol: Protocol
+    variants: tuple[Variant, ...]
+    """The baseline first, if there is one."""
+    limit: int | None
+    """First records of each task; None: all."""
+    seed: int
+    out: Path
+    """Folder of the records."""
+    decode_width: int | None
+    """Rows decoded together; None: one per variant."""
+    decode_memory_gib: float | None
+    """Most GiB of cache decoded together; None: no limit."""
+    config: Mapping[str, Any]
+    """The resolved configuration, JSON-able, for the run header."""
+
+    @cached_property
+    def model_identity(self) -> Mapping[str, Any]:
+        """What identifies the weights and their dtype."""
+        return model_identity(self.model)
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the model and the protocol: what every record of the run shares."""
+        return fingerprint([self.model_identity, self.model.context, asdict(self.protocol)])
+
+
+def record_key(plan: Plan, variant: Variant, sample: Sample) -> str:
+    """Name the one result that these three have, whichever run makes it.
+
+    The key covers what can change a result: weights and dtype, protocol, the task's prompt and
+    limits, the sample's content, the method with its fields, code and budget. It does not cover
+    where records go, what else is run, or the scoring code (records can be scored again).
+    """
+    content = [sample.id, sample.context, sample.input, sample.answers, sample.fields]
+    return fingerprint([plan.digest, variant.digest, _task_digest(sample.task), content])
+
+
+def fingerprint(parts: object) -> str:
+    """Hash JSON-able parts: blake2b of sorted-key JSON, 32 hex digits; 1 and 1.0 are the same.
+
+    Raises:
+        TypeError: a part has no unique JSON form (NaN, a set, an object).
+    """
+    text = json.dumps(_plain(parts), sort_keys=True, allow_nan=False, separators=(",", ":"))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
+    """Validate a job's configuration.
+
+    Args:
+        config: composed by Hydra, without its own node.
+        overrides: the words it was composed with; variants are composed with them again.
+
+    Raises:
+        UserError: a value is out of range or a name is unknown.
+    """
+    plain = _resolved(config)
+    targets_allowed = plain.get("allow_targets") is True
+    model = built(ModelSpec, "model", plain["model"])
+    protocol = _protocol(plain["protocol"], model)
+    suite = instantiated(plain["task"], "task", targets_allowed)
+    for name in ("limit", "decode_width"):
+        check_whole_number(name, plain[name], optional=True)
+    check_whole_number("seed", plain["seed"], least=0)
+    data = str(plain["data"])
+    suite_choice, variants = _variants(plain, overrides, targets_allowed)
+    out = plain["out"] or Path(
+        "results", "runs", f"{model.name}-{data_label(data)}-{protocol.name}"
+    )
+    return Plan(
+        model=model,
+        suite=suite,
+        suite_choice=suite_choice,
+        data=data,
+        protocol=protocol,
+        variants=variants,
+        limit=plain["limit"],
+        seed=plain["seed"],
+        out=Path(str(out)).expanduser(),
+        decode_width=plain["decode_width"],
+        decode_memory_gib=positive("decode_memory_gib", plain["decode_memory_gib"]),
+        config=plain,
+    )
+
+
+def data_label(data: str) -> str:
+    """Short name of a data setting for folders and tables: the last part of a path."""
+    return data if data in ("sample", "hub") else (Path(data).expanduser().resolve().stem or "data")
+
+
+def _protocol(config: Mapping[str, Any], model: ModelSpec) -> Protocol:
+    protocol = built(Protocol, "protocol", config)
+    template = protocol.chat_template
+    if template == "paper":
+        # The harness behind the papers' tables decides by the path's name.
+        name = f"{model.name} {model.path}".lower().replace("-", "")
+        template = "llama2" if "llama2" in name else "none"
+    limit = protocol.max_input_tokens
+    values = {f.name: getattr(protocol, f.name) for f in fields(protocol)}
+    values["chat_template"] = template
+    values["max_input_tokens"] = model.input_limit(protocol.name) if limit is None else limit
+    return Protocol(**values)
+
+
+def _variants(
+    plain: Mapping[str, Any], overrides: Sequence[str], targets_allowed: bool
+) -> tuple[str, tuple[Variant, ...]]:
+    """Compose each variant's own configuration; the baseline comes first and once.
+
+    Returns:
+        The chosen suite and the variants.
+    """
+    words = [w for w in overrides if not w.lstrip("+").startswith("variants=")]
+    rows: list[list[str]] = plain["variants"] or [[]]
+    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
+        raise UserError(f"variants={rows!r} is not a list of lists of overrides")
+    baseline = plain["baseline"]
+    if not isinstance(baseline, bool):
+        raise UserError(f"baseline={baseline!r} is neither true nor false")
+    suite_choice = ""
+    found: dict[str, Variant] = {}
+    for row in [[f"method={BASELINE}"]] * baseline + rows:
+        composed = hydra.compose("config", words + list(row), return_hydra_config=True)
+        suite_choice = str(composed.hydra.runtime.choices["task"])
+        variant = _variant(composed, targets_allowed)
+        found.setdefault(variant.label, variant)
+    first = [v for v in found.values() if v.choice == BASELINE]
+    return suite_choice, tuple(first + [v for v in found.values() if v.choice != BASELINE])
+
+
+def _variant(composed: DictConfig, targets_allowed: bool) -> Variant:
+    choice = str(composed.hydra.runtime.choices["method"])
+    method_node = OmegaConf.to_container(composed.method, resolve=True)
+    assert isinstance(method_node, dict)
+    method = instantiated(method_node, "method", targets_allowed)
+    if not isinstance(method, Method):
+        raise UserError(f"method._target_={method_node.get('_target_')} is no kvbench Method")
+    config = _values(method_node)
+    if choice == BASELINE:
+        # Whatever the budget, all is kept: one row however many budgets are swept.
+        return Variant(choice, choice, method, config, Budget(fraction=1.0))
+    budget = Budget.parse(composed.budget)
+    published = _default_fields(choice)
+    changed = [f"{k}={_shown(v)}" for k, v in config.items() if published.get(k, ...) != v]
+    label = f"{choice}@{budget}" + (f"[{','.join(changed)}]" if changed else "")
+    return Variant(label, choice, method, config, budget)
+
+
+@lru_cache
+def _default_fields(choice: str) -> Mapping[str, Any]:
+    composed = hydra.compose("config", [f"method={choice}"])
+    node = OmegaConf.to_container(composed.method, resolve=True)
+    assert isinstance(node, dict)
+    return _values(node)
+
+
+def _values(node: Mapping[Any, Any]) -> dict[str, Any]:
+    return {str(k): v for k, v in node.items() if k != "_target_"}
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _resolved(config: DictConfig) -> dict[str, Any]:
+    """Plain values; the variants' override strings are kept as written."""
+    try:
+        plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UserError(" ".join(str(error).split())) from error
+    assert isinstance(plain, dict)
+    kept = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(kept, dict)
+    return {str(k): kept[k] if k == "variants" else v for k, v in plain.items()}
+
+
+@lru_cache
+def _task_digest(task: Task) -> str:
+    names = ("name", "template", "max_new_tokens", "chat_template", "stop_at_newline")
+    return fingerprint([getattr(task, name) for name in names])
+
+
+def _method_parts(method: Method) -> list[object]:
+    cls = type(method)
+    assert is_dataclass(method)
+    values = {f.name: getattr(method, f.name) for f in fields(method)}
+    nested = {k: _method_parts(v) if isinstance(v, Method) else v for k, v in values.items()}
+    return [f"{cls.__module__}.{cls.__qualname__}", _code_version(cls), nested]
+
+
+@lru_cache
+def _code_version(cls: type[Method]) -> str:
+    source = inspect.getsourcefile(cls)
+    return hashlib.blake2b(Path(source).read_bytes(), digest_size=8).hexdigest() if source else ""
+
+
+def _plain(value: object) -> object:
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise TypeError(f"{value} has no JSON form")
+        return int(value) if value.is_integer() else value
+    if isinstance(value, Mapping):
+        if not all(isinstance(k, str) for k in value):
+            raise TypeError(f"keys of {value!r} are not all text")
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    raise TypeError(f"{value!r} has no unique JSON form")

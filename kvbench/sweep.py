@@ -1,0 +1,150 @@
+"""Hydra sweeps: which axes share one prefill, and the way from the command line to a run.
+
+The axes `method`, `budget`, `method.*` and `method/*` become the variants of one job, because
+variants share the prefill; every other axis (model, task, data, protocol, ...) becomes jobs, which
+any stock Hydra launcher runs. Knows nothing of methods or models.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from collections.abc import Mapping, Sequence
+
+import hydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn
+from hydra.errors import HydraException
+from hydra.plugins.launcher import Launcher
+from hydra.plugins.sweeper import Sweeper
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig, open_dict
+
+from kvbench.errors import UserError
+from kvbench.hydra_errors import one_line
+from kvbench.plan import plan_from_config
+
+
+def run_words(words: Sequence[str]) -> None:
+    """Run what Hydra's own words and flags ask for.
+
+    Args:
+        words: overrides and flags, as after `kvbench run`.
+
+    Raises:
+        UserError: anything the user got wrong, Hydra's own complaints included.
+    """
+    Plugins.instance().register(VariantSweeper)
+    entry = hydra.main(config_path="pkg://kvbench.conf", config_name="config", version_base="1.3")
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
+    arguments = sys.argv
+    sys.argv = ["kvbench run", *words]  # where Hydra reads them
+    try:
+        entry(run_job)()
+    except HydraException as error:
+        raise UserError(one_line(error, words)) from error
+    finally:
+        sys.argv = arguments
+
+
+def run_job(config: DictConfig) -> None:
+    """Execute one job: all variants of its plan over all its samples."""
+    from kvbench.run import execute
+
+    execute(plan_from_config(config, list(HydraConfig.get().overrides.task)))
+
+
+class VariantSweeper(Sweeper):
+    """Cartesian product of the swept axes, folded as the module says."""
+
+    def __init__(self, params: Mapping[str, object] | None = None) -> None:
+        """Sweep `params` (axis -> values as on the command line) beside the command line's own."""
+        self.params = dict(params or {})
+        self.hydra_context: HydraContext | None = None
+        self.config: DictConfig | None = None
+        self.launcher: Launcher | None = None
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """Remember Hydra's context and start the configured launcher."""
+        self.hydra_context = hydra_context
+        self.config = config
+        self.launcher = Plugins.instance().instantiate_launcher(
+            hydra_context=hydra_context, task_function=task_function, config=config
+        )
+
+    def sweep(self, arguments: list[str]) -> Sequence[JobReturn]:
+        """Launch every job, after all of them proved to be valid plans.
+
+        Raises:
+            UserError: a job cannot be planned; nothing was launched.
+            Exception: the first job that failed raises its own, once all jobs have ended.
+        """
+        assert self.hydra_context is not None and self.launcher is not None
+        parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
+        swept = [f"{axis}={values}" for axis, values in self.params.items()]
+        jobs = folded_jobs(parser.parse_overrides(swept + arguments))
+        for job in jobs:
+            self._check(job)
+        returns: Sequence[JobReturn] = self.launcher.launch(jobs, initial_job_idx=0)
+        for job_return in returns:
+            _ = job_return.return_value  # raises what the job raised
+        return returns
+
+    def _check(self, job: list[str]) -> None:
+        assert self.hydra_context is not None and self.config is not None
+        config = self.hydra_context.config_loader.load_sweep_config(self.config, job)
+        with open_dict(config):
+            task = list(config.hydra.overrides.task)
+            del config["hydra"]
+        plan_from_config(config, task)
+
+
+def folded_jobs(overrides: Sequence[Override]) -> list[list[str]]:
+    """Split sweep axes into jobs and, inside each job, variants.
+
+    Returns:
+        Override strings of each job, in the order of the command line with the last axis fastest;
+        the job's variants travel as `variants=[[...], ...]`.
+    """
+    choices: dict[str, list[str]] = {}
+    for override in overrides:
+        key = override.get_key_element()
+        if not override.is_sweep_override():
+            choices[key] = [f"{key}={override.get_value_element_as_str()}"]
+            if override.is_delete():
+                choices[key] = [override.input_line or key]
+        elif override.is_discrete_sweep():
+            choices[key] = [f"{key}={value}" for value in override.sweep_string_iterator()]
+        else:
+            raise UserError(
+                f"{override.input_line}: only lists, choice(), range() and glob() can be swept"
+            )
+    of_variants = [axis for key, axis in choices.items() if _is_variant_axis(key)]
+    of_jobs = [axis for key, axis in choices.items() if not _is_variant_axis(key)]
+    if of_variants:
+        variants = [list(v) for v in itertools.product(*of_variants)]
+        of_jobs.append([f"variants=[{','.join(_quoted_list(v) for v in variants)}]"])
+    return [list(job) for job in itertools.product(*of_jobs)]
+
+
+def _is_variant_axis(key: str) -> bool:
+    name = key.lstrip("+~")
+    return name in ("method", "budget") or name.startswith(("method.", "method/", "method@"))
+
+
+def _quoted_list(words: Sequence[str]) -> str:
+    """Hydra's spelling of a list of strings, whatever they hold."""
+    return "[" + ",".join(_quoted(word) for word in words) + "]"
+
+
+def _quoted(word: str) -> str:
+    # Hydra unescapes a quote after backslashes, and halves only the backslashes before a quote.
+    parts = word.split("'")
+    escaped = [p + "\\" * (len(p) - len(p.rstrip("\\"))) for p in parts]
+    return "'" + "\\'".join(escaped) + "'"
