@@ -5,6 +5,7 @@ Torch-free at import: specs and identities are needed before any model is.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
@@ -157,7 +158,8 @@ def model_identity(spec: ModelSpec) -> dict[str, Any]:
         if spec.dtype == "auto":
             found["dtype"] = config.get("dtype") or config.get("torch_dtype") or "auto"
         if kind == "hub":
-            found["revision"] = _hub_commit(spec)
+            # The client's cache names its snapshots after the commit.
+            found["revision"] = _hub_config(spec.path, spec.revision).parent.name
         else:
             found["weights"] = _folder_weights(Path(spec.path).expanduser())
     return found
@@ -307,6 +309,7 @@ def _from_pretrained(
 ) -> tuple[Any, Any]:
     """Network and tokenizer of a folder or hub id; safetensors only, no code from the repo."""
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     where = {"pretrained_model_name_or_path": str(Path(folder).expanduser())}
@@ -315,8 +318,9 @@ def _from_pretrained(
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
-        network = AutoModelForCausalLM.from_pretrained(
+        network, found = AutoModelForCausalLM.from_pretrained(
             **where,
+            output_loading_info=True,
             dtype=dtype,
             device_map=spec.device_map or {"": device},
             attn_implementation="kvbench",
@@ -328,9 +332,16 @@ def _from_pretrained(
             f"model {spec.path} does not fit on {device}: set model.device_map=auto or"
             " model.dtype=bfloat16"
         ) from error
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError, SafetensorError) as error:
         reason = " ".join(str(error).split())[:300]
         raise UserError(f"model {spec.path} cannot be loaded: {reason}") from error
+    # transformers fills what a checkpoint lacks with random numbers and goes on.
+    if found["missing_keys"]:
+        some = ", ".join(sorted(found["missing_keys"])[:3])
+        raise UserError(
+            f"model {spec.path} lacks {len(found['missing_keys'])} of its weights ({some}, ...):"
+            " fetch it again"
+        )
     return network, tokenizer
 
 
@@ -354,7 +365,7 @@ def _gguf_file(spec: ModelSpec) -> Path:
 def _read_config(spec: ModelSpec) -> dict[str, Any]:
     """config.json of a folder or hub id."""
     here = Path(spec.path).expanduser() / "config.json"
-    path = _hub_config(spec) if spec.kind == "hub" else here
+    path = _hub_config(spec.path, spec.revision) if spec.kind == "hub" else here
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -366,28 +377,27 @@ def _read_config(spec: ModelSpec) -> dict[str, Any]:
     return config
 
 
-def _hub_config(spec: ModelSpec) -> Path:
-    """config.json of a hub model in the client's cache, fetched where the hub can be reached."""
+@functools.lru_cache(maxsize=8)
+def _hub_config(path: str, revision: str | None) -> Path:
+    """config.json of a hub model in the client's cache, fetched where the hub can be reached.
+
+    Asked once per process: offline, the client retries for 20 s before it turns to its cache.
+    """
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     try:
-        return Path(hf_hub_download(spec.path, "config.json", revision=spec.revision))
+        return Path(hf_hub_download(path, "config.json", revision=revision))
     except GatedRepoError as error:
         raise UserError(
-            f"model {spec.path} is gated: accept its licence on the hub, then run `hf auth login`"
+            f"model {path} is gated: accept its licence on the hub, then run `hf auth login`"
         ) from error
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        at = f" at revision {spec.revision}" if spec.revision else ""
+        at = f" at revision {revision}" if revision else ""
         raise UserError(
-            f"model {spec.path}{at} is no local folder and could not be fetched from the hub"
+            f"model {path}{at} is no local folder and could not be fetched from the hub"
             f" ({type(error).__name__}): check the name and the network"
         ) from error
-
-
-def _hub_commit(spec: ModelSpec) -> str:
-    """The commit that the revision stands for: the client's cache names snapshots after it."""
-    return _hub_config(spec).parent.name
 
 
 def _folder_weights(folder: Path) -> dict[str, Any]:
