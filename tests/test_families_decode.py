@@ -1,0 +1,129 @@
+"""Decoding over compressed rows equals stock eager attention with keep masks, in every family.
+
+The reference recomputes the whole sequence with the family's own `eager_attention_forward`; what a
+head has evicted is hidden from the tokens after the prompt, and from them only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from kvbench.cache.rows import RowStore
+from kvbench.cache.store import Band, Compressed
+from kvbench.capture import capture
+from kvbench.decode import Generation, Stop, decode
+from kvbench.method import Needs
+from kvbench.model import LoadedModel
+from kvbench.prefill import Prefill
+
+TOKENS, STEPS = 70, 6
+QUERY_HEADS, KV_HEADS = 4, 2
+PROMPT = torch.randint(3, 96, (TOKENS,), generator=torch.Generator().manual_seed(1))
+
+
+def random_keep(layers: int, heads: int, seed: int) -> list[Tensor]:
+    """Per layer [heads, T] bool; every head of every layer keeps another number of rows."""
+    generator = torch.Generator().manual_seed(seed)
+    keep = []
+    for layer in range(layers):
+        share = torch.linspace(0.3, 0.8, heads)[:, None] - 0.05 * layer
+        rows = torch.rand(heads, TOKENS, generator=generator) < share
+        rows[:, -1] = True
+        keep.append(rows)
+    return keep
+
+
+def evicted(prefill: Prefill, keep: list[Tensor]) -> Compressed:
+    """The cache that holds the kept rows of each head and nothing else."""
+    stores = []
+    for state, rows in zip(prefill.layers, keep, strict=True):
+        bands = []
+        for head, kept in enumerate(rows):
+            at = kept.nonzero()[:, 0]
+            source = head * KV_HEADS // len(rows)
+            bands.append(Band(state.k[source, at][None], state.v[source, at][None], at[None].int()))
+        stores.append(RowStore(tuple(bands)))
+    return Compressed(tuple(stores))
+
+
+@contextmanager
+def hidden_from_later_tokens(network: Any, keep: list[Tensor]) -> Iterator[None]:
+    """Stock eager attention in which tokens after the prompt see only kept rows of the prompt."""
+
+    def masked(module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **kw: Any) -> Any:
+        n = q.shape[2]
+        at = torch.arange(n)
+        visible = (at[None, :] <= at[:, None]).repeat(QUERY_HEADS, 1, 1)
+        if kw.get("sliding_window") is not None:
+            visible &= at[None, :] > at[:, None] - kw["sliding_window"]
+        rows = keep[module.layer_idx]
+        per_query_head = rows.repeat_interleave(QUERY_HEADS // len(rows), dim=0)
+        visible[:, TOKENS:, :TOKENS] &= per_query_head[:, None]
+        mask = torch.zeros(1, QUERY_HEADS, n, n).masked_fill(~visible, float("-inf"))
+        stock = sys.modules[type(module).__module__].eager_attention_forward
+        return stock(module, q, k, v, mask, **kw)
+
+    AttentionInterface.register("eager_with_keep_masks", masked)
+    network.set_attn_implementation("eager_with_keep_masks")
+    try:
+        yield
+    finally:
+        network.set_attn_implementation("eager")
+
+
+def decoded_logits(
+    model: LoadedModel, caches: list[Compressed], **options: Any
+) -> tuple[list[Generation], Tensor]:
+    """Generations, and the logits [V, forwards, vocabulary] of every forward."""
+    seen: list[Tensor] = []
+    hook = model.network.register_forward_hook(lambda _m, _a, out: seen.append(out.logits[:, -1]))
+    try:
+        written = decode(model, caches, TOKENS, Stop(frozenset(), STEPS), **options)
+    finally:
+        hook.remove()
+    return written, torch.stack(seen, dim=1)
+
+
+@pytest.mark.parametrize("feed", [[], [7], [11, 5, 42, 8, 23]], ids=["none", "one", "question"])
+def test_ragged_eviction_decodes_as_eager_attention_with_keep_masks(
+    family: tuple[LoadedModel, Any], feed: list[int]
+) -> None:
+    model, eager = family
+    prefill = capture(model, PROMPT, Needs())
+    layers = model.geometry.layers
+    everything = [torch.ones(KV_HEADS, TOKENS, dtype=torch.bool)] * layers
+    keeps = [
+        everything,
+        random_keep(layers, KV_HEADS, seed=1),
+        random_keep(layers, QUERY_HEADS, seed=2),
+        random_keep(layers, KV_HEADS, seed=3),
+    ]
+    caches = [evicted(prefill, keep) for keep in keeps]
+    written, logits = decoded_logits(
+        model, caches, first_logits=None if feed else prefill.last_logits, feed=feed
+    )
+    full = eager(PROMPT[None], use_cache=False).logits[0, -1]
+    forwards = STEPS if feed else STEPS - 1
+    assert logits.shape[:2] == (len(keeps), forwards)
+    differ = []
+    for row, (keep, generation) in enumerate(zip(keeps, written, strict=True)):
+        ids = torch.cat([PROMPT, torch.tensor([*feed, *generation.ids])])
+        with hidden_from_later_tokens(eager, keep):
+            reference = eager(ids[None, :-1], use_cache=False).logits[0]
+        expected = reference[-forwards:]
+        torch.testing.assert_close(logits[row], expected, atol=1e-4, rtol=0)
+        assert list(generation.ids) == [
+            int(x) for x in reference[TOKENS - 1 + len(feed) :].argmax(-1)
+        ]
+        if not feed:
+            assert generation.ids[0] == int(full.argmax())
+        differ.append(float((logits[row] - logits[0]).abs().max()))
+    assert min(differ[1:]) > 1e-2  # eviction is visible, so the comparison has something to see
