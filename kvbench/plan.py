@@ -22,9 +22,11 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.budget import Budget
 from kvbench.configured import built, check_whole_number, instantiated, positive
+from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.method import Method
 from kvbench.model import ModelSpec, model_identity
+from kvbench.tasks.suite import Suite
 from kvbench.tasks.task import Sample, Task
 
 BASELINE = "fullkv"
@@ -109,12 +111,16 @@ class Plan:
     """What one job runs."""
 
     model: ModelSpec
-    suite: Any
-    """Names the tasks and reads their samples: one of `kvbench.tasks`."""
+    suite: Suite
+    """Names the tasks and reads their samples."""
     suite_choice: str
     """File stem in conf/task."""
     data: str
     """`sample`, `hub`, or a path."""
+    hub_repo: str
+    """Dataset repository that `hub` reads."""
+    data_revision: str | None
+    """Its branch, tag or commit; None: the pinned one."""
     protocol: Protocol
     variants: tuple[Variant, ...]
     """The baseline first, if there is one."""
@@ -129,6 +135,11 @@ class Plan:
     """Most GiB of cache decoded together; None: no limit."""
     config: Mapping[str, Any]
     """The resolved configuration, JSON-able, for the run header."""
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        """The scored tasks in table order."""
+        return self.suite.tasks(self.protocol.code_similarity)
 
     @cached_property
     def model_identity(self) -> Mapping[str, Any]:
@@ -148,8 +159,16 @@ def record_key(plan: Plan, variant: Variant, sample: Sample) -> str:
     limits, the sample's content, the method with its fields, code and budget. It does not cover
     where records go, what else is run, or the scoring code (records can be scored again).
     """
-    content = [sample.id, sample.context, sample.input, sample.answers, sample.fields]
-    return fingerprint([plan.digest, variant.digest, _task_digest(sample.task), content])
+    constant = plan.digest + variant.digest + _task_digest(sample.task)
+    content = [sample.id, sample.context, sample.input, sample.answers, scored_fields(sample)]
+    # A sample is JSON as read, so its text is its identity and needs no normal form.
+    text = json.dumps(content, sort_keys=True, allow_nan=False)
+    return hashlib.blake2b((constant + text).encode(), digest_size=16).hexdigest()
+
+
+def scored_fields(sample: Sample) -> dict[str, Any]:
+    """What scoring may read of a sample beside its answers, such as all_classes."""
+    return {k: v for k, v in sample.fields.items() if k not in ("context", "input", "answers")}
 
 
 def fingerprint(parts: object) -> str:
@@ -176,11 +195,13 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     targets_allowed = plain.get("allow_targets") is True
     model = built(ModelSpec, "model", plain["model"])
     protocol = _protocol(plain["protocol"], model)
-    suite = instantiated(plain["task"], "task", targets_allowed)
+    suite: Suite = instantiated(plain["task"], "task", targets_allowed)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
     check_whole_number("seed", plain["seed"], least=0)
     data = str(plain["data"])
+    if data != "hub":
+        open_source(data)  # refuses a path that is not there
     suite_choice, variants = _variants(plain, overrides, targets_allowed)
     out = plain["out"] or Path(
         "results", "runs", f"{model.name}-{data_label(data)}-{protocol.name}"
@@ -190,6 +211,8 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         suite=suite,
         suite_choice=suite_choice,
         data=data,
+        hub_repo=str(plain["hub_repo"]),
+        data_revision=plain["data_revision"],
         protocol=protocol,
         variants=variants,
         limit=plain["limit"],
