@@ -321,9 +321,7 @@ class _Group:
                 mask = rows_at <= query_at
                 if sliding_window is not None:
                     mask = mask & (rows_at > query_at - sliding_window)
-            rows = _attention(
-                some, keys[:, :, :used], values[:, :, :used], scaling, softcap, mask
-            )
+            rows = _attention(some, keys[:, :, :used], values[:, :, :used], scaling, softcap, mask)
             parts.append(rows.reshape(batch, h * share, t, dim))
             head += h
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -390,4 +388,3 @@ def _attention(
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
     return logits.softmax(-1).to(v.dtype) @ v
-

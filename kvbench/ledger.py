@@ -111,4 +111,3 @@ def ledger(prefill: Prefill, compressed: Compressed) -> Ledger:
         bytes_by_part=parts,
         kept_tokens=kept,
     )
-

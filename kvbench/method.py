@@ -80,8 +80,10 @@ def check_range(
     """
     inside = low < value < high if open_ends else low <= value <= high
     if not inside:
-        ends = f"between {low} and {high}, ends excluded" if open_ends else (
-            f"{low} or more" if high == math.inf else f"from {low} to {high}"
+        ends = (
+            f"between {low} and {high}, ends excluded"
+            if open_ends
+            else (f"{low} or more" if high == math.inf else f"from {low} to {high}")
         )
         raise UserError(f"method.{name}={value} is out of range: give a number {ends}")
 

@@ -20,7 +20,7 @@ from kvbench.cache.store import Band, Store, Tail
 from kvbench.ops import union_of_rows
 from kvbench.prefill import LayerState, Rotary
 
-_BLOCK = 2048  # rows of one similarity block; a multiple of 8, so that packed blocks align
+_BLOCK = 512  # rows of one similarity block; a multiple of 8, so that packed blocks align
 
 
 def packed_adjacency(unit: Tensor, theta: float) -> npt.NDArray[np.uint8]:
@@ -237,9 +237,7 @@ class CodebookStore(Store):
                 kept = self.places[head].long()
             window = [self.window.k[head], self.window.v[head], self.window.positions[head]]
             for rows in kept:
-                for out, x, recent in zip(
-                    (ks, vs, ps), (k, values[head], at), window, strict=True
-                ):
+                for out, x, recent in zip((ks, vs, ps), (k, values[head], at), window, strict=True):
                     out.append(torch.cat([x[rows[:n]], recent, x[rows[n:]]]))
         return (Band(torch.stack(ks), torch.stack(vs), torch.stack(ps)),)
 
@@ -278,8 +276,12 @@ class CodebookStore(Store):
         assert tail.sin is not None
         new = len(tail.positions)
         if len(self.key_books) == len(self.positions):
-            key_books = tuple(b.extended(k) for b, k in zip(self.key_books, tail.k_pre, strict=True))
-            value_books = tuple(b.extended(v) for b, v in zip(self.value_books, tail.v, strict=True))
+            key_books = tuple(
+                b.extended(k) for b, k in zip(self.key_books, tail.k_pre, strict=True)
+            )
+            value_books = tuple(
+                b.extended(v) for b, v in zip(self.value_books, tail.v, strict=True)
+            )
         else:
             sizes = [len(p) for p in self.positions]
             key_books = (_extended_by_head(self.key_books[0], tail.k_pre, sizes),)
@@ -365,8 +367,7 @@ def store_codebook(
         parts = [source[h, u[0]] for h, u in enumerate(unions)]
         if scope == "head":
             return tuple(
-                Book.of(x, theta, magnitude, u[2], u[3])
-                for x, u in zip(parts, unions, strict=True)
+                Book.of(x, theta, magnitude, u[2], u[3]) for x, u in zip(parts, unions, strict=True)
             )
         group = rows.shape[0] // layer.kv_heads
         heads = torch.cat([u[3] + h * group for h, u in enumerate(unions)])

@@ -128,9 +128,7 @@ def store_rows(layer: LayerState, rows: Tensor, *, union: bool = False) -> Store
         for head, kept in enumerate(per_kv_head):
             positions, where, _ = union_of_rows(kept)
             at = positions[None]
-            groups.append(
-                Band(layer.k[head, at], layer.v[head, at], at.to(torch.int32))
-            )
+            groups.append(Band(layer.k[head, at], layer.v[head, at], at.to(torch.int32)))
             places.append(where.to(index_dtype(len(positions))))
         return UnionStore(tuple(groups), tuple(places), windowed)
     band = Band(gather_rows(layer.k, rows), gather_rows(layer.v, rows), rows.to(torch.int32))
