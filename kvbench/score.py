@@ -129,7 +129,7 @@ def rouge_l_attempt(prediction: str, answer: str) -> tuple[float, bool]:
     with _ROUGE_LOCK:
         frames, stack_bytes = sys.getrecursionlimit(), threading.stack_size(_ROUGE_STACK_BYTES)
         try:
-            sys.setrecursionlimit(max(frames, _ROUGE_FRAMES))
+            sys.setrecursionlimit(_ROUGE_FRAMES)
             thread = threading.Thread(target=attempt, name="rouge")
             thread.start()
             thread.join()
