@@ -1,0 +1,1 @@
+"""Hand-written material of the sample suite and the rules that put it together."""
