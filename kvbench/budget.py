@@ -39,7 +39,7 @@ class Budget:
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise UserError(f"budget {value!r} is not a number: {_FORMS}")
         x = float(value)
-        if isinstance(value, numbers.Integral) and value >= 1:
+        if isinstance(value, numbers.Integral) and x >= 1:
             return cls(tokens=int(value))
         if 0 < x <= 1:
             return cls(fraction=x)

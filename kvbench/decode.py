@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F  # noqa: N812 (the name every torch user reads)
+import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.attention import RotaryRecorder, recording_pre_rope

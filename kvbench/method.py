@@ -42,12 +42,18 @@ class Needs:
 class Method(ABC):
     """A KV cache compression method. Subclasses are frozen dataclasses in `methods/`."""
 
-    needs: Needs = Needs()
-    """A class attribute or property."""
+    @property
+    def needs(self) -> Needs:
+        """What `compress` reads beyond k and v."""
+        return Needs()
 
-    bytes_follow_data: bool = False
-    """True where the bytes held at a nominal budget depend on the prompt's data; `fit` then
-    searches the nominal budget whose measured bytes are the budget asked for."""
+    @property
+    def bytes_follow_data(self) -> bool:
+        """Whether the bytes held at a nominal budget depend on the prompt's data.
+
+        `fit` then searches the nominal budget whose measured bytes are the budget asked for.
+        """
+        return False
 
     match: str = "bytes"
     """`bytes`: a fractional budget is met in bytes. `eviction`: it is used as the nominal one."""

@@ -51,8 +51,6 @@ class SpindleKV(Method):
     merge_every: int = 64  # generated tokens per merge into the codebooks; 0: never
     match: str = "bytes"  # `eviction`: the budget is the eviction ratio, as in the paper
 
-    bytes_follow_data = True
-
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         check_range("theta_key", self.theta_key, 0, 1, open_ends=True)
@@ -71,6 +69,11 @@ class SpindleKV(Method):
     def needs(self) -> Needs:
         """The window's queries, and keys before RoPE."""
         return Needs(window=self.window, pre_rope_keys=True)
+
+    @property
+    def bytes_follow_data(self) -> bool:
+        """Codebook sizes depend on how similar the vectors are."""
+        return True
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return codebook stores at the eviction ratio `budget` (without eviction: at angles)."""

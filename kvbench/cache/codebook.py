@@ -224,9 +224,9 @@ class CodebookStore(Store):
     def materialise(self) -> tuple[Band, ...]:
         """Rebuild the rows (Eq. 14) and rotate the keys: one band of Q or G heads."""
         sizes = [len(p) for p in self.positions]
-        keys = torch.cat([b.read() for b in self.key_books]).split(sizes)
-        values = torch.cat([b.read() for b in self.value_books]).split(sizes)
-        ks, vs, ps = [], [], []
+        keys = torch.split(torch.cat([b.read() for b in self.key_books]), sizes)
+        values = torch.split(torch.cat([b.read() for b in self.value_books]), sizes)
+        rows_of: tuple[list[Tensor], ...] = ([], [], [])
         n = self.context_rows
         for head in range(len(self.positions)):
             at = self.positions[head].to(torch.int32)
@@ -237,9 +237,9 @@ class CodebookStore(Store):
                 kept = self.places[head].long()
             window = [self.window.k[head], self.window.v[head], self.window.positions[head]]
             for rows in kept:
-                for out, x, recent in zip((ks, vs, ps), (k, values[head], at), window, strict=True):
+                for out, x, recent in zip(rows_of, (k, values[head], at), window, strict=True):
                     out.append(torch.cat([x[rows[:n]], recent, x[rows[n:]]]))
-        return (Band(torch.stack(ks), torch.stack(vs), torch.stack(ps)),)
+        return (Band(*(torch.stack(x) for x in rows_of)),)
 
     @property
     def references(self) -> int:
