@@ -1,0 +1,180 @@
+"""The command line: thin commands; whatever is heavy is imported inside them."""
+
+from __future__ import annotations
+
+import enum
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import kvbench
+from kvbench.errors import UserError
+
+
+class _OneLineErrors(TyperGroup):
+    """Prints a user's mistake as one line on stderr and exits 2."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            typer.echo(f"kvbench: {' '.join(str(error).split())}", err=True)
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=_OneLineErrors,
+    help="Evaluate KV cache compression methods on real models.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+class Kind(str, enum.Enum):
+    """What `kvbench list` lists."""
+
+    methods = "methods"
+    tasks = "tasks"
+    models = "models"
+    experiments = "experiments"
+
+
+class Format(str, enum.Enum):
+    """Form of a table."""
+
+    terminal = "terminal"
+    markdown = "markdown"
+    csv = "csv"
+
+
+class CodeSimilarity(str, enum.Enum):
+    """Edit similarity of the code tasks."""
+
+    difflib = "difflib"
+    levenshtein = "levenshtein"
+
+
+def main() -> None:
+    """Entry point of the command `kvbench`."""
+    app(prog_name="kvbench")
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"kvbench {kvbench.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def run(ctx: typer.Context) -> None:
+    """Evaluate methods on a model: words such as method=spindlekv budget=0.2,0.4 data=sample.
+
+    Every word is a Hydra override of conf/config.yaml or of a config group (model, task, method,
+    protocol, experiment); a comma sweeps. FullKV runs beside as the baseline (baseline=false
+    leaves it out). A second run of the same words does only what is missing. Hydra's own flags
+    pass through after the words: --cfg job prints the configuration, --config-dir DIR adds yours,
+    --hydra-help says more. `kvbench list` and `kvbench show method=NAME` say what there is.
+    """
+    from kvbench.sweep import run_words
+
+    run_words(ctx.args)
+
+
+@app.command()
+def report(
+    path: Annotated[
+        Path | None, typer.Argument(help="Run folder; default: the newest in results/runs.")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write instead of the terminal.")
+    ] = None,
+    tasks: Annotated[bool, typer.Option("--tasks", help="One column per task, no groups.")] = False,
+) -> None:
+    """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
+    from kvbench.report.render import report as rendered
+    from kvbench.report.tables import newest_run
+
+    folder = path or newest_run(Path("results", "runs"))
+    text = rendered(folder, form.value, per_task=tasks, to_file=output is not None)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"cannot write {output} ({error.strerror}): give another file") from error
+
+
+@app.command()
+def score(
+    path: Annotated[
+        Path, typer.Argument(help="Run folder, or prediction file or folder in LongBench's format.")
+    ],
+    by_length: Annotated[
+        bool, typer.Option("--by-length", help="LongBench-E's buckets of prediction files.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print task -> score as JSON.")] = False,
+    code_similarity: Annotated[
+        CodeSimilarity | None,
+        typer.Option(help="Default: as the run was scored; difflib for prediction files."),
+    ] = None,
+) -> None:
+    """Score stored predictions again, without a model."""
+    from kvbench.report.rescore import scores_of
+
+    backend = None if code_similarity is None else code_similarity.value
+    scores = scores_of(path, backend, by_length)
+    if as_json:
+        typer.echo(json.dumps(scores.values, ensure_ascii=False, indent=1))
+    else:
+        typer.echo(scores.text(), nl=False)
+
+
+@app.command("list")
+def list_choices(
+    kind: Annotated[Kind, typer.Argument(help="What to list.")],
+) -> None:
+    """List what can be run: methods, tasks, models or experiments."""
+    from kvbench import catalog
+
+    found = catalog.choices(kind.value.removesuffix("s"))
+    if not found:
+        typer.echo(f"no {kind.value} in kvbench.conf")
+        return
+    width = max(len(c.name) for c in found)
+    for choice in found:
+        typer.echo(f"{choice.name:<{width}}  {choice.about}".rstrip())
+
+
+@app.command()
+def show(
+    words: Annotated[
+        list[str], typer.Argument(help="A choice, such as method=spindlekv, and overrides of it.")
+    ],
+) -> None:
+    """Show the resolved configuration of a choice, each field with where its default comes from."""
+    from kvbench.report.choice import shown
+
+    typer.echo(shown(words), nl=False)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+"""The lines under a table: what is missing, and the protocol a number is worthless without."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from kvbench.report.tables import Row, Table
+
+_LIBRARIES = ("kvbench", "torch", "transformers", "rouge", "jieba", "rapidfuzz")
+
+
+def notes(table: Table) -> list[str]:
+    """Return what a reader must know before comparing rows, most important first."""
+    lines = []
+    if table.headers[-1]["data"]["setting"] == "sample":
+        lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
+    lines.append(_samples_per_task(table))
+    lines += [line for row in table.rows for line in _missing(table, row)]
+    if any(len(b) > 1 for b in _budgets(table).values()):
+        lines.append("Bold: best of the methods at one budget, FullKV excluded.")
+    one_token = [task.name for task in table.tasks if task.one_token_answers]
+    first = table.headers[-1]["protocol"]["first_token"]
+    if one_token and first == "prefill":
+        lines.append(
+            f"Answers of one token come from the uncompressed prefill (first_token=prefill):"
+            f" {', '.join(one_token)} cannot tell methods apart."
+        )
+    return lines
+
+
+def protocol_card(table: Table) -> list[str]:
+    """Return the protocol, data and versions of a table, one fact group a line."""
+    header = table.headers[-1]
+    protocol, model, data = header["protocol"], header["model"], header["data"]
+    generated = sorted({task.max_new_tokens for task in table.tasks})
+    limit = protocol["max_input_tokens"]
+    revision = model.get("revision")
+    hashes = json.dumps(_data_hashes(table), sort_keys=True)
+    widths = sorted({r.decode_width for row in table.rows for r in row.records if r.decode_width})
+    libraries = [f"{name} {header['versions'].get(name)}" for name in _LIBRARIES]
+    commits = dict.fromkeys(_commit(h["git"]) for h in table.headers)
+    return [
+        f"model {model['name']}: {model['path']}"
+        + (f" at {revision[:12]}" if revision else "")
+        + f", {model['dtype']}",
+        f"protocol {protocol['name']}: truncation {protocol['truncation']}"
+        f" at {limit or 'the context'}{' tokens' if limit else ''},"
+        f" chat template {protocol['chat_template']}, greedy, stop {protocol['stop']},"
+        f" at least one token: {protocol['min_new_tokens']},"
+        f" at most {_span(generated)} generated tokens by task",
+        f"query_aware {str(protocol['query_aware']).lower()},"
+        f" first_token {protocol['first_token']},"
+        f" code similarity {protocol['code_similarity']},"
+        f" decoded {_span(widths)} rows wide",
+        f"data: {data['description']}"
+        + (f" at {data['revision'][:12]}" if data.get("revision") else "")
+        + f", hash {hashlib.blake2b(hashes.encode(), digest_size=6).hexdigest()}",
+        f"versions: {', '.join(libraries)}; code {', '.join(commits)}",
+    ]
+
+
+def summary_of_missing(table: Table, row: Row) -> str:
+    """What a row lacks, in a few words; empty where it is complete."""
+    lacking = [(t, table.missing(row, t)) for t in table.tasks]
+    lacking = [(t, n) for t, n in lacking if n]
+    if len(lacking) == len(table.tasks) and not row.records:
+        return "every sample"
+    return ", ".join(f"{n} of {t.samples} in {t.name}" for t, n in lacking)
+
+
+def _missing(table: Table, row: Row) -> list[str]:
+    lines = []
+    lacking = summary_of_missing(table, row)
+    if lacking:
+        lines.append(f"Incomplete: {row.label} lacks {lacking}; means over those tasks are '-'.")
+    if row.errors:
+        first = row.errors[0]
+        where = f"{first.task} {first.sample}"
+        lines.append(f"{row.label}: {len(row.errors)} failed, first {where}: {first.error}")
+    return lines
+
+
+def _samples_per_task(table: Table) -> str:
+    counts = {task.samples for task in table.tasks}
+    if len(counts) == 1:
+        return f"n = {counts.pop()} per task; scores x100; AVG is the plain mean of the tasks."
+    each = ", ".join(f"{task.name} {task.samples}" for task in table.tasks)
+    return f"n: {each}; scores x100; AVG is the plain mean of the tasks."
+
+
+def _budgets(table: Table) -> dict[str, list[Row]]:
+    rows: dict[str, list[Row]] = {}
+    for row in table.rows:
+        if not row.is_baseline:
+            rows.setdefault(row.budget, []).append(row)
+    return rows
+
+
+def _data_hashes(table: Table) -> dict[str, str]:
+    hashes: dict[str, str] = {}
+    for header in table.headers:
+        hashes |= header["data"].get("hashes", {})
+    return hashes
+
+
+def _span(values: list[int]) -> str:
+    if not values:
+        return "?"
+    return str(values[0]) if len(values) == 1 else f"{values[0]} to {values[-1]}"
+
+
+def _commit(git: Mapping[str, Any]) -> str:
+    if not git.get("commit"):
+        return "of an installed package"
+    return str(git["commit"])[:9] + ("+changes" if git["dirty"] else "")

@@ -1,0 +1,212 @@
+"""From records to tables: which rows stand beside each other and what is averaged.
+
+Knows records and nothing of how a table looks (`kvbench.report.render`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from kvbench.errors import UserError
+from kvbench.record import Record, Shard, distinct, read_shards
+
+BASELINE = "fullkv"
+
+GROUPS = (
+    "Single-Document QA",
+    "Multi-Document QA",
+    "Summarization",
+    "Few-shot Learning",
+    "Synthetic",
+    "Code",
+)
+"""LongBench's column groups, in the papers' order; other groups follow."""
+
+
+@dataclass(frozen=True)
+class TaskColumn:
+    """A task of a table."""
+
+    name: str
+    group: str
+    samples: int
+    """Samples that a complete row has scored."""
+    max_new_tokens: int
+    one_token_answers: bool
+
+
+@dataclass(frozen=True)
+class Row:
+    """One variant's results."""
+
+    label: str
+    method: str
+    budget: str
+    """As the user writes it; of the baseline: 1."""
+    scores: Mapping[str, tuple[float, ...]]
+    """Task -> scores in [0, 1] of the samples done."""
+    records: tuple[Record, ...]
+    """The successful ones."""
+    errors: tuple[Record, ...]
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether every other row compares with this one."""
+        return self.method == BASELINE
+
+    def ratio(self, name: str) -> float | None:
+        """Mean of a ratio field: over the samples of a task, then over tasks."""
+        by_task: dict[str, list[float]] = {}
+        for record in self.records:
+            value = getattr(record, name)
+            if value is not None:
+                by_task.setdefault(record.task, []).append(value)
+        return fmean(fmean(values) for values in by_task.values()) if by_task else None
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows that may be compared: one model, one protocol, the same data."""
+
+    headers: tuple[Mapping[str, Any], ...]
+    """Run headers, oldest first."""
+    tasks: tuple[TaskColumn, ...]
+    rows: tuple[Row, ...]
+    """The baseline first, then by budget, then as the run names them."""
+
+    @cached_property
+    def groups(self) -> tuple[str, ...]:
+        """Column groups that have a task here."""
+        present = dict.fromkeys(task.group for task in self.tasks)
+        return tuple(g for g in GROUPS if g in present) + tuple(
+            g for g in present if g not in GROUPS
+        )
+
+    def task_score(self, row: Row, task: TaskColumn) -> float | None:
+        """Mean score x100 over the samples done; None where none is."""
+        values = row.scores.get(task.name)
+        return 100 * fmean(values) if values else None
+
+    def mean_score(self, row: Row, group: str | None = None) -> float | None:
+        """Mean of the task scores of a group, or of all tasks; None unless each is complete."""
+        tasks = [t for t in self.tasks if group in (None, t.group)]
+        if any(self.missing(row, task) for task in tasks):
+            return None
+        scores = [self.task_score(row, task) for task in tasks]
+        return fmean(s for s in scores if s is not None)
+
+    def missing(self, row: Row, task: TaskColumn) -> int:
+        """Samples of a task that a row has not scored."""
+        return max(0, task.samples - len(row.scores.get(task.name, ())))
+
+
+def newest_run(runs: Path) -> Path:
+    """Return the run folder written to last.
+
+    Raises:
+        UserError: there is no run.
+    """
+    shards = sorted(runs.glob("*/*.jsonl"), key=lambda p: p.stat().st_mtime)
+    if not shards:
+        raise UserError(f"no run in {runs}: make one with `kvbench run`, or give its folder")
+    return shards[-1].parent
+
+
+def tables_of(folder: Path) -> list[Table]:
+    """Read a run folder; results that must not be compared come in separate tables.
+
+    Raises:
+        UserError: the folder does not exist or holds no records.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder} is no folder: give a run folder such as results/runs/NAME")
+    shards = read_shards(folder)
+    if not any(shard.records for shard in shards):
+        raise UserError(f"{folder} holds no records: give a run folder such as results/runs/NAME")
+    alike: list[list[Shard]] = []
+    for shard in shards:
+        for others in alike:
+            if all(_comparable(shard.header, other.header) for other in others):
+                others.append(shard)
+                break
+        else:
+            alike.append([shard])
+    return [_table(others) for others in alike]
+
+
+def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether results of two runs may stand in one table."""
+    if any(_text(one[part]) != _text(other[part]) for part in ("model", "protocol")):
+        return False
+    data, others = one["data"], other["data"]
+    if any(data.get(part) != others.get(part) for part in ("setting", "revision")):
+        return False
+    hashes, other_hashes = data.get("hashes", {}), others.get("hashes", {})
+    return all(hashes[task] == other_hashes[task] for task in hashes.keys() & other_hashes.keys())
+
+
+def _text(value: object) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _table(shards: Sequence[Shard]) -> Table:
+    headers = tuple(shard.header for shard in shards)
+    tasks = _task_columns(headers)
+    known = {task.name for task in tasks}
+    variants: dict[str, Mapping[str, Any]] = {}
+    for header in headers:
+        for variant in header["variants"]:
+            variants.setdefault(variant["label"], variant)
+    by_label: dict[str, list[Record]] = {label: [] for label in variants}
+    for _, record in distinct(list(shards)):
+        if record.task in known:
+            by_label.setdefault(record.variant, []).append(record)
+    rows = [_row(variants[label], records) for label, records in by_label.items()]
+    return Table(headers, tasks, tuple(sorted(rows, key=_place)))
+
+
+def _task_columns(headers: Iterable[Mapping[str, Any]]) -> tuple[TaskColumn, ...]:
+    columns: dict[str, TaskColumn] = {}
+    for header in headers:
+        for task in header["tasks"]:
+            before = columns.get(task["name"])
+            if before is None or before.samples < task["samples"]:
+                columns[task["name"]] = TaskColumn(**task)
+    return tuple(columns.values())
+
+
+def _row(variant: Mapping[str, Any], records: Sequence[Record]) -> Row:
+    done = tuple(_newest_of_each_sample(r for r in records if r.error is None))
+    scores: dict[str, list[float]] = {}
+    for record in done:
+        if record.score is not None:
+            scores.setdefault(record.task, []).append(record.score)
+    succeeded = {(r.task, r.sample) for r in done}
+    return Row(
+        label=variant["label"],
+        method=variant["method"],
+        budget=variant["budget"],
+        scores={task: tuple(values) for task, values in scores.items()},
+        records=done,
+        errors=tuple(r for r in records if r.error and (r.task, r.sample) not in succeeded),
+    )
+
+
+def _newest_of_each_sample(records: Iterable[Record]) -> list[Record]:
+    """One record a sample: where the code of a method changed, both its results are here."""
+    newest: dict[tuple[str, str], Record] = {}
+    for record in sorted(records, key=lambda r: r.finished):
+        newest[record.task, record.sample] = record
+    return list(newest.values())
+
+
+def _place(row: Row) -> tuple[bool, bool, float]:
+    """The baseline, shares, then token counts; sorting keeps the run's order within a budget."""
+    budget = float(row.budget)
+    return (not row.is_baseline, budget > 1, budget)
