@@ -63,7 +63,7 @@ def open_hub(repo: str, revision: str, endpoint: str | None = None) -> DataSourc
     if not files:
         raise UserError(
             f"{repo} at {commit[:12]} holds neither {ARCHIVE} nor <task>/test-*.parquet: "
-            "give another data.repo or revision, or data=PATH"
+            "give data=PATH with the unpacked files, or data=sample"
         )
     return ParquetSource(files, fetch, described(commit), commit)
 
