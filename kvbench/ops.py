@@ -59,7 +59,7 @@ def scores_by_layout(scores: Tensor, kv_heads: int, heads: str) -> Tensor:
     if heads == "query":
         return scores
     if heads == "kv":
-        return scores.reshape(kv_heads, -1, scores.shape[-1]).mean(1)
+        return scores.unflatten(0, (kv_heads, -1)).mean(1)
     return scores.mean(0, keepdim=True).expand(kv_heads, -1)
 
 

@@ -24,6 +24,7 @@ from kvbench.ledger import Ledger, ledger
 from kvbench.method import Needs
 from kvbench.model import LoadedModel, load
 from kvbench.plan import Plan, Protocol, Variant, record_key, scored_fields
+from kvbench.prefill import Prefill
 from kvbench.progress import Progress
 from kvbench.prompt import Prompt, PromptRules, render
 from kvbench.record import Record, Writer, done_keys, now, run_header
@@ -183,21 +184,13 @@ def _outcomes(
     caches: list[Compressed] = []
     for variant in variants:
         show(f"compress {variant.label}")
-        started = time.perf_counter()
         try:
-            with torch.inference_mode():
-                cache = fit(variant.method, prefill, variant.budget)
+            caches.append(_compressed(variant, prefill, capture_s, ready))
         except Exception as error:
             failed[variant.label] = _Outcome(variant, error=_told(error, "compress", head))
-            continue
-        compress_s = time.perf_counter() - started
-        weights = ledger(prefill, cache)
-        ready.append(_Outcome(variant, None, None, weights, cache.facts, capture_s, compress_s))
-        caches.append(cache)
 
     logits = prefill.last_logits
     # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
-    cache = None
     del prefill
     show("decode")
     started = time.perf_counter()
@@ -213,6 +206,19 @@ def _outcomes(
         for outcome, generation in zip(ready, written, strict=True)
     }
     return [done.get(v.label) or failed[v.label] for v in variants]
+
+
+def _compressed(
+    variant: Variant, prefill: Prefill, capture_s: float, ready: list[_Outcome]
+) -> Compressed:
+    """Compress for one variant; what was measured joins `ready`."""
+    started = time.perf_counter()
+    with torch.inference_mode():
+        cache = fit(variant.method, prefill, variant.budget)
+    compress_s = time.perf_counter() - started
+    weights = ledger(prefill, cache)
+    ready.append(_Outcome(variant, None, None, weights, cache.facts, capture_s, compress_s))
+    return cache
 
 
 def _told(error: Exception, phase: str, head: Sequence[int]) -> str:

@@ -42,7 +42,9 @@ class PyramidKV(SnapKV):
         mean = budget.tokens_per_head(tokens, self.copies(prefill))
         window, context = window_and_context(mean, self.window, tokens)
         if self.schedule == "released":
-            rows = released_schedule(whole(mean) - window, tokens, window, layers, self.beta)
+            rows = released_schedule(
+                max(0, whole(mean) - window), tokens, window, layers, self.beta
+            )
         else:
             most = tokens - window
             line = capped_line(context, context / self.beta, layers, most)

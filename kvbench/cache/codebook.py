@@ -67,7 +67,8 @@ def greedy_cover(
         entry that took each vector.
     """
     n = unit.shape[0]
-    weights = np.ones(n, np.int64) if copies is None else copies.cpu().numpy().astype(np.int64)
+    # float32 sums of whole numbers are exact below 2**24, and BLAS adds them.
+    weights = np.ones(n, np.float32) if copies is None else copies.float().cpu().numpy()
     heads = np.zeros(n, np.int64) if first_heads is None else first_heads.cpu().numpy()
     rank = np.empty(n, np.int64)
     rank[np.lexsort((np.arange(n), heads))] = np.arange(n)
@@ -75,9 +76,7 @@ def greedy_cover(
     packed = packed_adjacency(unit, theta)
     degree = np.empty(n, np.int64)
     for top in range(0, n, _BLOCK):
-        degree[top : top + _BLOCK] = (
-            np.unpackbits(packed[top : top + _BLOCK], axis=1, count=n) @ weights
-        )
+        degree[top : top + _BLOCK] = _unpacked(packed[top : top + _BLOCK], n) @ weights
     taken_by = np.full(n, -1, np.int64)
     degree_at_pick = np.zeros(n, np.int64)
 
@@ -98,7 +97,7 @@ def greedy_cover(
         degree_at_pick[pick] = key[pick] // n
         key[gone] = -1
         left -= len(gone)
-        lost = weights[gone] @ np.unpackbits(packed[gone], axis=1, count=n)
+        lost = (weights[gone] @ _unpacked(packed[gone], n)).astype(np.int64)
         key -= np.where(key >= 0, lost * n, 0)
 
     picks = np.flatnonzero(taken_by == np.arange(n))
@@ -108,6 +107,11 @@ def greedy_cover(
     return torch.from_numpy(picks).to(unit.device), torch.from_numpy(entry_of[taken_by]).to(
         unit.device
     )
+
+
+def _unpacked(rows: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.float32]:
+    """Bits as float32 zeros and ones: [m, ceil(count/8)] -> [m, count]."""
+    return np.unpackbits(rows, axis=1, count=count).astype(np.float32)
 
 
 def unit_and_norm(vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -356,7 +360,7 @@ def store_codebook(
     assert layer.rotary is not None
     tokens = layer.tokens
     unions = []
-    for kept in rows.reshape(layer.kv_heads, -1, rows.shape[1]):
+    for kept in rows.unflatten(0, (layer.kv_heads, -1)):
         positions, places, copies = union_of_rows(kept)
         first = torch.full_like(positions, kept.shape[0])
         for head in reversed(range(kept.shape[0])):

@@ -1,0 +1,339 @@
+"""Invariants of every method: each YAML in conf/method is found here and tested as it stands."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import naive
+import pytest
+import torch
+import yaml
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
+from omegaconf import OmegaConf
+
+from kvbench.budget import Budget
+from kvbench.capture import capture
+from kvbench.decode import Stop, decode
+from kvbench.fit import fit, keep_whole
+from kvbench.ledger import ledger
+from kvbench.method import Method
+from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.spindlekv import SpindleKV
+from kvbench.methods.streamingllm import StreamingLLM
+
+CONF = Path(__file__).resolve().parent.parent / "conf" / "method"
+CHOICES = sorted(p.stem for p in CONF.glob("*.yaml"))
+assert CHOICES
+
+
+def _method(choice: str) -> Method:
+    with initialize_config_module("kvbench.conf", version_base="1.3"):
+        node = OmegaConf.to_container(compose("config", [f"method={choice}"]).method, resolve=True)
+    method = instantiate(node, _convert_="all")
+    assert isinstance(method, Method)
+    return method
+
+
+METHODS = {choice: _method(choice) for choice in CHOICES}
+
+
+@pytest.fixture(params=CHOICES)
+def choice(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def method(choice: str) -> Method:
+    return METHODS[choice]
+
+
+@pytest.fixture
+def compresses(choice: str) -> None:
+    if choice == "fullkv":
+        pytest.skip("FullKV keeps everything by definition")
+
+
+def _positions(cache):
+    return [[list(p) for b in s.materialise() for p in b.positions.tolist()] for s in cache.layers]
+
+
+def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
+    node = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
+    preset = "defaults" in node
+    stated = {k: v for k, v in node.items() if k not in ("_target_", "defaults")}
+    defaults = vars(type(method)())
+    if preset:
+        assert stated.keys() <= defaults.keys()
+        assert "_target_" not in node
+        head = (CONF / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        assert head.startswith("# "), "a preset names its source in its first line"
+    else:
+        assert stated == defaults
+        assert type(method).__name__.lower() == choice
+
+
+@pytest.mark.parametrize("tokens", [1, 7, 63, 257])
+@pytest.mark.parametrize("value", [0.05, 0.2, 0.5, 0.9, 1, 40, 300])
+def test_what_is_kept_stays_within_the_budget(method, tokens, value, compresses):
+    budget = Budget.parse(value)
+    prefill = naive.random_prefill(tokens)
+    found = ledger(prefill, fit(method, prefill, budget))
+    if budget.keeps_whole(tokens):
+        assert found.ratio_bytes == 1.0
+    elif budget.tokens is not None:
+        assert sum(found.kept_tokens) / 3 <= budget.tokens + 1  # released schedules round up
+    else:
+        one_token = max(1.0, 0.05 * tokens) / tokens  # and the search's tolerance
+        assert found.ratio_bytes <= budget.fraction + max(0.01, 2 * one_token)
+
+
+def test_rows_are_ascending_unique_and_inside_the_prompt(method):
+    prefill = naive.random_prefill(120)
+    for value in (0.1, 0.5):
+        for layer in _positions(fit(method, prefill, Budget(fraction=value))):
+            for head in layer:
+                assert head == sorted(set(head))
+                assert head[0] >= 0
+                assert head[-1] < 120
+
+
+def test_rows_hold_the_keys_and_values_of_their_positions(choice, method):
+    if choice.startswith("spindlekv"):
+        pytest.skip("codebooks change vectors; test_codebook compares them")
+    if getattr(method, "positions", "original") == "cache":
+        pytest.skip("keys are rotated to cache positions; tested on their own")
+    prefill = naive.random_prefill(120)
+    cache = fit(method, prefill, Budget(fraction=0.3))
+    for layer, store in zip(prefill.layers, cache.layers, strict=True):
+        bands = store.materialise()
+        heads = sum(len(b.k) for b in bands)
+        head = 0
+        for band in bands:
+            for k, v, at in zip(band.k, band.v, band.positions.long(), strict=True):
+                source = head // (heads // layer.kv_heads)
+                assert torch.equal(k, layer.k[source, at])
+                assert torch.equal(v, layer.v[source, at])
+                head += 1
+
+
+def test_evicted_rows_are_gone_from_memory(method, compresses):
+    """Every tensor held is a copy of what it needs: no view keeps the whole capture alive."""
+    prefill = naive.random_prefill(200)
+    cache = fit(method, prefill, Budget(fraction=0.2))
+    captured = {s.untyped_storage().data_ptr() for x in prefill.layers for s in (x.k, x.v)}
+    held = 0
+    for store in cache.layers:
+        for tensors in store.tensors().values():
+            for tensor in tensors:
+                assert tensor.untyped_storage().data_ptr() not in captured
+                held += tensor.numel() * tensor.element_size()
+    assert held == cache.nbytes
+    assert held <= 0.21 * prefill.nbytes
+
+
+def test_the_newest_tokens_survive_the_smallest_budget(method):
+    prefill = naive.random_prefill(200)
+    for layer in _positions(fit(method, prefill, Budget(tokens=1))):
+        for head in layer:
+            if getattr(method, "positions", "original") == "original":
+                assert head[-1] == 199
+
+
+def test_the_window_survives_wherever_it_fits(choice, method):
+    window = getattr(method, "window", None)
+    if window is None:
+        pytest.skip("the method has no window")
+    prefill = naive.random_prefill(300)
+    for layer in _positions(fit(method, prefill, Budget(tokens=window + 20))):
+        for head in layer:
+            assert set(range(300 - window, 300)) <= set(head)
+
+
+def test_same_inputs_same_rows_and_inputs_unchanged(method):
+    prefill = naive.random_prefill(120, distinct=30)
+    before = copy.deepcopy([(s.k, s.v, s.q_win, s.k_pre) for s in prefill.layers])
+    first = fit(method, prefill, Budget(fraction=0.3))
+    again = fit(method, prefill, Budget(fraction=0.3))
+    assert _positions(first) == _positions(again)
+    for layer, (k, v, q, pre) in zip(prefill.layers, before, strict=True):
+        assert torch.equal(layer.k, k)
+        assert torch.equal(layer.v, v)
+        assert torch.equal(layer.q_win, q)
+        assert torch.equal(layer.k_pre, pre)
+
+
+def test_tied_scores_go_to_the_lower_position():
+    prefill = naive.random_prefill(100)
+    flat = [type(s)(**{**vars(s), "q_win": torch.zeros_like(s.q_win)}) for s in prefill.layers]
+    cache = SnapKV(window=10).compress(
+        type(prefill)(tuple(flat), prefill.last_logits), Budget(tokens=30)
+    )
+    assert _positions(cache)[0][0] == [*range(20), *range(90, 100)]
+
+
+# T13
+def test_streamingllm_by_hand():
+    prefill = naive.random_prefill(20)
+    kept = _positions(StreamingLLM().compress(prefill, Budget(tokens=12)))
+    assert kept[0][0] == [0, 1, 2, 3, *range(12, 20)]
+    prefill = naive.random_prefill(100)
+    kept = _positions(StreamingLLM(recent=32).compress(prefill, Budget(tokens=64)))
+    assert kept[0][0] == [*range(32), *range(68, 100)]
+
+
+def test_streamingllm_rotates_keys_to_their_place_in_the_cache():
+    prefill = naive.random_prefill(20)
+    layer = prefill.layers[0]
+    cache = StreamingLLM(positions="cache").compress(prefill, Budget(tokens=12))
+    (band,) = cache.layers[0].materialise()
+    rows = torch.tensor([0, 1, 2, 3, *range(12, 20)])
+    expected = layer.rotary.rotate(layer.k_pre[:, rows], torch.arange(12).expand(2, -1))
+    torch.testing.assert_close(band.k, expected)
+    assert cache.next_position == 12
+
+
+# T14
+def test_pyramidkv_with_beta_one_is_snapkv():
+    prefill = naive.random_prefill(200)
+    pyramid = PyramidKV(beta=1, window=8).compress(prefill, Budget(fraction=0.3))
+    snap = SnapKV(window=8).compress(prefill, Budget(fraction=0.3))
+    assert _positions(pyramid) == _positions(snap)
+
+
+def test_pyramidkv_mean_is_the_budget_to_the_token():
+    prefill = naive.random_prefill(400, layers=7)
+    found = ledger(prefill, PyramidKV().compress(prefill, Budget(fraction=0.25)))
+    assert sum(found.kept_tokens) == 7 * 100
+    assert found.kept_tokens[0] > found.kept_tokens[-1]
+
+
+def test_spindlekv_keeping_all_with_thresholds_near_one_is_fullkv_up_to_rounding():
+    prefill = naive.random_prefill(90)
+    method = SpindleKV(theta_key=0.999999, theta_value=0.999999, heads="kv")
+    cache = method.compress(prefill, Budget(fraction=1.0))
+    for layer, store in zip(prefill.layers, cache.layers, strict=True):
+        (band,) = store.materialise()
+        torch.testing.assert_close(band.k, layer.k, atol=1e-5, rtol=0)
+        torch.testing.assert_close(band.v, layer.v, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("scope", ["head", "layer"])
+@pytest.mark.parametrize("r", [0.15, 0.3, 0.6])
+def test_spindlekv_lands_on_the_budget_in_bytes(scope, r):
+    prefill = naive.random_prefill(600, distinct=300)
+    found = ledger(prefill, fit(SpindleKV(scope=scope), prefill, Budget(fraction=r)))
+    assert found.ratio_bytes == pytest.approx(r, abs=0.005)
+
+
+def test_spindlekv_says_saturated_where_the_codebook_saves_more_than_asked():
+    prefill = naive.random_prefill(300, distinct=10, dim=64)
+    cache = fit(SpindleKV(heads="kv"), prefill, Budget(fraction=0.8))
+    assert cache.facts["saturated"] is True
+    assert cache.facts["nominal"] == 1.0
+    assert cache.nbytes / prefill.nbytes < 0.8
+
+
+def test_spindlekv_match_eviction_uses_the_budget_as_eviction_ratio():
+    prefill = naive.random_prefill(332)
+    cache = fit(SpindleKV(match="eviction"), prefill, Budget(fraction=0.4))
+    context = ledger(prefill, cache).kept_tokens
+    assert sum(context) / 3 == pytest.approx(0.4 * 332, abs=1)
+    assert "nominal" not in cache.facts
+
+
+def test_spindlekv_without_eviction_meets_the_budget_through_the_thresholds():
+    prefill = naive.random_prefill(400, distinct=350, dim=16)
+    cache = fit(SpindleKV(evict=False), prefill, Budget(fraction=0.5))
+    found = ledger(prefill, cache)
+    assert found.kept_ratio == 1.0
+    assert found.ratio_bytes == pytest.approx(0.5, abs=0.01)
+    assert cache.facts["theta_key"] < 0.98
+
+
+def test_spindlekv_ablations_change_what_they_name():
+    prefill = naive.random_prefill(300, distinct=100)
+    budget = Budget(fraction=0.5)
+    plain = SpindleKV().compress(prefill, budget)
+    assert (
+        SpindleKV(magnitude=False).compress(prefill, budget).layers[0].bytes_by_part["norms"]
+        == 0
+        < plain.layers[0].bytes_by_part["norms"]
+    )
+    assert SpindleKV(heads="kv").compress(prefill, budget).layers[0].heads == 2
+    inside = SpindleKV(window_in_codebook=True).compress(prefill, budget)
+    assert inside.layers[0].bytes_by_part["rows"] == 0
+
+
+def test_union_storage_holds_each_shared_row_once():
+    prefill = naive.random_prefill(200)
+    budget = Budget(tokens=60)
+    union = SnapKV(heads="query", window=8).compress(prefill, budget)
+    repeat = SnapKV(heads="query", window=8, store="repeat").compress(prefill, budget)
+    assert union.nbytes < repeat.nbytes
+    for a, b in zip(union.layers, repeat.layers, strict=True):
+        (x,), (y,) = a.materialise(), b.materialise()
+        assert torch.equal(x.k, y.k)
+        assert torch.equal(x.v, y.v)
+        assert torch.equal(x.positions, y.positions)
+
+
+@pytest.mark.parametrize(
+    ("cls", "field", "value"),
+    [
+        (SnapKV, "window", 0),
+        (SnapKV, "kernel", 4),
+        (SnapKV, "pool", "sum"),
+        (SnapKV, "heads", "both"),
+        (PyramidKV, "beta", 0.5),
+        (SpindleKV, "theta_key", 1.0),
+        (SpindleKV, "theta_value", float("nan")),
+        (SpindleKV, "merge_every", -1),
+        (SpindleKV, "match", "tokens"),
+        (StreamingLLM, "sinks", -1),
+        (StreamingLLM, "recent", 0),
+    ],
+)
+def test_a_field_out_of_range_is_refused_with_value_and_remedy(cls, field, value):
+    from kvbench.errors import UserError
+
+    with pytest.raises(UserError, match=rf"method\.{field}=.*{value}.*give") as caught:
+        cls(**{field: value})
+    assert "\n" not in str(caught.value)
+
+
+def _decoded(model, prefill, caches, tokens, count=6):
+    stop = Stop(frozenset(), count)
+    return [
+        g.ids for g in decode(model, list(caches), tokens, stop, first_logits=prefill.last_logits)
+    ]
+
+
+@pytest.fixture(scope="module")
+def captured(tiny):
+    ids = torch.randint(0, 200, (150,), generator=torch.Generator().manual_seed(7))
+    needs = SpindleKV(window=64).needs
+    return capture(tiny, ids, needs)
+
+
+def test_the_first_token_is_fullkvs(method, tiny, captured):
+    full, other = _decoded(
+        tiny, captured, [keep_whole(captured), fit(method, captured, Budget(fraction=0.1))], 150
+    )
+    assert other[0] == full[0]
+
+
+def test_budget_one_decodes_as_fullkv(method, tiny, captured):
+    full, other = _decoded(
+        tiny, captured, [keep_whole(captured), fit(method, captured, Budget.parse(1.0))], 150
+    )
+    assert other == full
+
+
+def test_more_tokens_than_the_prompt_has_decode_as_fullkv(method, tiny, captured):
+    full, other = _decoded(
+        tiny, captured, [keep_whole(captured), fit(method, captured, Budget(tokens=151))], 150
+    )
+    assert other == full
