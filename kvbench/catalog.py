@@ -98,7 +98,8 @@ def _leading_comment(text: str) -> str:
     for line in text.splitlines():
         if not line.startswith("#"):
             break
-        lines.append(line.lstrip("# "))
+        if not line.startswith("# @package"):
+            lines.append(line.lstrip("# "))
     return " ".join(lines)
 
 

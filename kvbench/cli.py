@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -174,7 +173,3 @@ def show(
     from kvbench.report.choice import shown
 
     typer.echo(shown(words), nl=False)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

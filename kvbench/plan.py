@@ -18,14 +18,15 @@ from typing import Any
 
 import hydra
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvbench.budget import Budget
 from kvbench.configured import built, check_whole_number, instantiated, positive
 from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.method import Method
-from kvbench.model import ModelSpec, model_identity
+from kvbench.modelspec import ModelSpec, model_identity
+from kvbench.suggest import did_you_mean
 from kvbench.tasks.suite import Suite
 from kvbench.tasks.task import Sample, Task
 
@@ -192,6 +193,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         UserError: a value is out of range or a name is unknown.
     """
     plain = _resolved(config)
+    _check_keys(plain)
     targets_allowed = plain.get("allow_targets") is True
     model = built(ModelSpec, "model", plain["model"])
     protocol = _protocol(plain["protocol"], model)
@@ -222,6 +224,15 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         decode_memory_gib=positive("decode_memory_gib", plain["decode_memory_gib"]),
         config=plain,
     )
+
+
+def _check_keys(plain: Mapping[str, Any]) -> None:
+    """Refuse a key that nothing reads (`+key=` adds one) and the lack of one (`~key`)."""
+    known = {str(key) for key in hydra.compose("config")} | {"experiment"}
+    for key in plain.keys() - known:
+        raise UserError(f"{key} is unknown: {did_you_mean(key, known)}")
+    for key in known - plain.keys() - {"experiment"}:
+        raise UserError(f"{key} is missing: leave out ~{key}")
 
 
 def data_label(data: str) -> str:
@@ -307,6 +318,8 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     """Plain values; the variants' override strings are kept as written."""
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+    except MissingMandatoryValue as error:
+        raise UserError(f"{error.full_key} is not set: give {error.full_key}=...") from error
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
     assert isinstance(plain, dict)

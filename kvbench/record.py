@@ -124,7 +124,7 @@ def run_header(
     Args:
         plan: what is run.
         expected: task name -> samples that the run will score.
-        data: the data source: at least `description`, `hash` and `revision`.
+        data: the data source: `description`, `revision`, and `hashes` (task -> hash of its file)
         device: where the model is, as torch names it.
     """
     return {
@@ -250,7 +250,7 @@ def read_shards(out: Path) -> list[Shard]:
 
 
 def distinct(shards: list[Shard]) -> Iterator[tuple[Shard, Record]]:
-    """Yield each key once with its shard: the first successful record, else the first failed one."""
+    """Yield each key once, with its shard: the first success, else the first failure."""
     chosen: dict[str, tuple[Shard, Record]] = {}
     for shard in shards:
         for record in shard.records:

@@ -11,22 +11,28 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn
+from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
-from kvbench.plan import plan_from_config
+from kvbench.plan import Plan, plan_from_config
+
+if TYPE_CHECKING:
+    from kvbench.run import Summary
 
 
 def run_words(words: Sequence[str]) -> None:
@@ -38,7 +44,9 @@ def run_words(words: Sequence[str]) -> None:
     Raises:
         UserError: anything the user got wrong, Hydra's own complaints included.
     """
-    Plugins.instance().register(VariantSweeper)
+    # Hydra takes plugins from the namespace package hydra_plugins only; this name needs no such
+    # package beside ours.
+    Plugins.instance().class_name_to_class["hydra_plugins.kvbench.VariantSweeper"] = VariantSweeper
     entry = hydra.main(config_path="pkg://kvbench.conf", config_name="config", version_base="1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
@@ -47,15 +55,17 @@ def run_words(words: Sequence[str]) -> None:
         entry(run_job)()
     except HydraException as error:
         raise UserError(one_line(error, words)) from error
+    except OmegaConfBaseException as error:
+        raise UserError(" ".join(str(error).split())) from error
     finally:
         sys.argv = arguments
 
 
-def run_job(config: DictConfig) -> None:
+def run_job(config: DictConfig) -> Summary:
     """Execute one job: all variants of its plan over all its samples."""
     from kvbench.run import execute
 
-    execute(plan_from_config(config, list(HydraConfig.get().overrides.task)))
+    return execute(plan_from_config(config, list(HydraConfig.get().overrides.task)))
 
 
 class VariantSweeper(Sweeper):
@@ -89,20 +99,36 @@ class VariantSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         swept = [f"{axis}={values}" for axis, values in self.params.items()]
         jobs = folded_jobs(parser.parse_overrides(swept + arguments))
-        for job in jobs:
-            self._check(job)
+        plans = [self._plan(job) for job in jobs]
         returns: Sequence[JobReturn] = self.launcher.launch(jobs, initial_job_idx=0)
         for job_return in returns:
-            _ = job_return.return_value  # raises what the job raised
+            if job_return.status is not JobStatus.COMPLETED:
+                raise job_return._return_value  # the property would print a line first
+        _say_what_was_done([plan.out for plan in plans], [r.return_value for r in returns])
         return returns
 
-    def _check(self, job: list[str]) -> None:
+    def _plan(self, job: list[str]) -> Plan:
         assert self.hydra_context is not None and self.config is not None
         config = self.hydra_context.config_loader.load_sweep_config(self.config, job)
         with open_dict(config):
             task = list(config.hydra.overrides.task)
             del config["hydra"]
-        plan_from_config(config, task)
+        return plan_from_config(config, task)
+
+
+def _say_what_was_done(folders: Sequence[Path], summaries: Sequence[Summary]) -> None:
+    """Print one line for each run folder; exit 1 where a result failed."""
+    for folder in dict.fromkeys(folders):
+        here = [s for f, s in zip(folders, summaries, strict=True) if f == folder]
+        computed, failed, known = (
+            sum(getattr(s, name) for s in here) for name in ("computed", "failed", "known")
+        )
+        print(
+            f"{folder}: {computed} results recorded, {failed} of them failed, {known} known before;"
+            f" kvbench report {folder}"
+        )
+    if any(s.failed for s in summaries):
+        sys.exit(1)
 
 
 def folded_jobs(overrides: Sequence[Override]) -> list[list[str]]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.report.tables import Row, Table
+from kvbench.report.tables import Row, Table, data_hashes
 
 _LIBRARIES = ("kvbench", "torch", "transformers", "rouge", "jieba", "rapidfuzz")
 
@@ -102,7 +102,7 @@ def _budgets(table: Table) -> dict[str, list[Row]]:
 def _data_hashes(table: Table) -> dict[str, str]:
     hashes: dict[str, str] = {}
     for header in table.headers:
-        hashes |= header["data"].get("hashes", {})
+        hashes |= data_hashes(header)
     return hashes
 
 

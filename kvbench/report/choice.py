@@ -15,7 +15,7 @@ from kvbench.catalog import check_choice, choices, field_sources
 from kvbench.configured import instantiated
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
-from kvbench.model import ModelSpec
+from kvbench.modelspec import ModelSpec
 from kvbench.plan import Protocol
 
 _GROUPS = ("method", "model", "task", "protocol", "experiment")
