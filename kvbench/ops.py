@@ -59,7 +59,8 @@ def scores_by_layout(scores: Tensor, kv_heads: int, heads: str) -> Tensor:
     if heads == "query":
         return scores
     if heads == "kv":
-        return scores.unflatten(0, (kv_heads, -1)).mean(1)
+        query_heads, rows = scores.shape
+        return scores.reshape(kv_heads, query_heads // kv_heads, rows).mean(1)
     return scores.mean(0, keepdim=True).expand(kv_heads, -1)
 
 

@@ -67,11 +67,10 @@ def execute(plan: Plan) -> Summary:
         plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
     )
     samples = {t: tuple(plan.suite.samples(t, source, plan.limit)) for t in plan.tasks}
-    names = [task.name for task in samples]
     data = {
         "description": source.description,
-        "hash": source.content_hash(names),
         "revision": source.revision,
+        "hashes": {task.name: source.content_hash([task.name]) for task in samples},
     }
     known = done_keys(plan.out)
     todo = [

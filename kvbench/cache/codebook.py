@@ -360,7 +360,7 @@ def store_codebook(
     assert layer.rotary is not None
     tokens = layer.tokens
     unions = []
-    for kept in rows.unflatten(0, (layer.kv_heads, -1)):
+    for kept in rows.reshape(layer.kv_heads, rows.shape[0] // layer.kv_heads, rows.shape[1]):
         positions, places, copies = union_of_rows(kept)
         first = torch.full_like(positions, kept.shape[0])
         for head in reversed(range(kept.shape[0])):

@@ -124,7 +124,7 @@ def store_rows(layer: LayerState, rows: Tensor, *, union: bool = False) -> Store
     windowed = layer.sliding_window is not None
     if union and rows.shape[0] != layer.kv_heads:
         groups, places = [], []
-        per_kv_head = rows.unflatten(0, (layer.kv_heads, -1))
+        per_kv_head = rows.reshape(layer.kv_heads, rows.shape[0] // layer.kv_heads, rows.shape[1])
         for head, kept in enumerate(per_kv_head):
             positions, where, _ = union_of_rows(kept)
             at = positions[None]
