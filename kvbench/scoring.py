@@ -1,0 +1,79 @@
+"""The common half of eviction methods: keep the newest tokens and the highest-scored context rows.
+
+A method of this kind says how rows are scored, and, where layers differ, how many each keeps.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from kvbench.budget import Budget, whole, window_and_context
+from kvbench.cache.rows import store_rows
+from kvbench.cache.store import Compressed
+from kvbench.method import Method, Needs, check_choice, check_range
+from kvbench.ops import top_rows, with_window
+from kvbench.prefill import LayerState, Prefill
+
+
+@dataclass(frozen=True)
+class ScoringMethod(Method):
+    """Keep the window and, per selecting head, the context rows with the highest scores.
+
+    A budget smaller than the window keeps the newest tokens only.
+    """
+
+    window: int = 32  # kvbench; methods state their own
+    heads: str = "kv"  # who selects: each `query` head, each `kv` head, or `all` heads as one
+    store: str = "union"  # with heads=query: each row once, or `repeat`: a copy per query head
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_range("window", self.window, 1)
+        check_choice("heads", self.heads, "query", "kv", "all")
+        check_choice("store", self.store, "union", "repeat")
+
+    @property
+    def needs(self) -> Needs:
+        """The window's queries."""
+        return Needs(window=self.window)
+
+    @property
+    def bytes_follow_data(self) -> bool:
+        """A union's size depends on how much the query heads agree."""
+        return self.heads == "query" and self.store == "union"
+
+    @abstractmethod
+    def head_scores(self, layer: LayerState, window: int) -> Tensor:
+        """Score the context rows, the ones before the last `window`: higher is kept.
+
+        Returns:
+            [H, T - window] float32, H = Q with `heads=query`, else G.
+        """
+
+    def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
+        """Return the window and the best context rows of each layer."""
+        layers = []
+        counts = self.context_rows(prefill, budget)
+        for layer, (window, context) in zip(prefill.layers, counts, strict=True):
+            rows = with_window(self.rows_to_keep(layer, window, context), layer.tokens, window)
+            layers.append(store_rows(layer, rows, union=self.store == "union"))
+        return Compressed(tuple(layers))
+
+    def rows_to_keep(self, layer: LayerState, window: int, context: int) -> Tensor:
+        """Context rows with the highest scores: [H, context], ascending."""
+        return top_rows(self.head_scores(layer, window), context)
+
+    def context_rows(self, prefill: Prefill, budget: Budget) -> list[tuple[int, int]]:
+        """Window and context rows of each layer's heads; here the same in every layer."""
+        mean = budget.tokens_per_head(prefill.tokens, self.copies(prefill))
+        window, context = window_and_context(mean, self.window, prefill.tokens)
+        return [(window, whole(context))] * len(prefill.layers)
+
+    def copies(self, prefill: Prefill) -> int:
+        """Copies of a row that the layout stores: g where each query head has its own."""
+        layer = prefill.layers[0]
+        repeated = self.heads == "query" and self.store == "repeat"
+        return layer.query_heads // layer.kv_heads if repeated else 1
