@@ -18,7 +18,12 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from scripts.sample_material import multidoc  # noqa: E402  (the path comes first)
+from scripts.sample_material import (  # noqa: E402  (the path comes first)
+    articles,
+    handbooks,
+    multidoc,
+    stories,
+)
 from scripts.sample_material.pick import Picker  # noqa: E402
 
 SEED = "kvbench-sample-1"
@@ -49,6 +54,18 @@ def record(
     }
 
 
+def single_document() -> Iterator[dict[str, Any]]:
+    for index, story in enumerate(stories.STORIES):
+        text = stories.context(picker("narrativeqa", index), story, 8)
+        yield record("narrativeqa", text, story.answers, story.question)
+    for index, study in enumerate(articles.STUDIES):
+        text = articles.context(picker("qasper", index), study)
+        yield record("qasper", text, study.answers, study.question)
+    for index, handbook in enumerate(handbooks.HANDBOOKS):
+        text = handbooks.context(picker("multifieldqa_en", index), handbook, 11)
+        yield record("multifieldqa_en", text, handbook.answers, handbook.question)
+
+
 def multi_document() -> Iterator[dict[str, Any]]:
     for task, questions in (
         ("hotpotqa", multidoc.HOTPOTQA),
@@ -56,11 +73,12 @@ def multi_document() -> Iterator[dict[str, Any]]:
         ("musique", multidoc.MUSIQUE),
     ):
         for index, question in enumerate(questions):
-            text = multidoc.context(picker(task, index), question, 11)
+            text = multidoc.context(picker(task, index), question, 9)
             yield record(task, text, question.answers, question.text)
 
 
 def records() -> Iterator[dict[str, Any]]:
+    yield from single_document()
     yield from multi_document()
 
 

@@ -25,48 +25,42 @@ class Question:
 
 HOTPOTQA = (
     Question(
-        "The builder of the tower clock of Marle Abbey, Konrad Imhof, paid the stonemasons with "
-        "what?",
-        ("forty barrels of smoked herring", "with forty barrels of smoked herring"),
+        "Where did the sculptor of the Swan Fountain, Bruno Halloran, grow up?",
+        ("in a lighthouse keeper's cottage near Cape Sorrow",),
         (
             (
-                "Marle Abbey",
-                "Marle Abbey is a ruined abbey on a hill above the water meadows. Only the tower "
-                "is still in use. The tower clock of Marle Abbey was made by Konrad Imhof, who "
-                "also cast its two bells.",
+                "Swan Fountain",
+                "The Swan Fountain is a fountain of white marble in a public garden. Its sculptor "
+                "was Bruno Halloran, who also carved the lions of the town hall.",
             ),
             (
-                "Konrad Imhof",
-                "Konrad Imhof, the builder of the tower clock of Marle Abbey, came from the "
-                "fishing coast and had more fish than money. Konrad Imhof paid the stonemasons "
-                "with forty barrels of smoked herring. He later moved inland and made barometers.",
+                "Bruno Halloran",
+                "Bruno Halloran was a sculptor. Bruno Halloran, the sculptor of the Swan "
+                "Fountain, grew up in a lighthouse keeper's cottage near Cape Sorrow. He worked "
+                "only at night, by the light of two oil lamps.",
             ),
         ),
     ),
     Question(
-        "The expedition of Ottoline Brask to the Senna Glacier was financed by which company?",
-        ("the Northern Lamp Oil Company", "Northern Lamp Oil Company"),
+        "What award did the author of The Glass Ferry receive for the novel?",
+        ("the Silver Quill of the Northern Libraries",),
         (
             (
-                "Senna Glacier",
-                "The Senna Glacier is a valley glacier that was first crossed by the expedition "
-                "of Ottoline Brask. Its tongue ends in a lake full of drifting ice.",
+                "The Glass Ferry",
+                "The Glass Ferry is a novel by Maud Tarrington about a drowned village and the "
+                "people who go on living above it.",
             ),
             (
-                "Ottoline Brask",
-                "Ottoline Brask was a surveyor who made the first exact maps of the high "
-                "glaciers. Her expedition to the Senna Glacier was financed by the Northern Lamp "
-                "Oil Company, which hoped to sell lamps to the mountain villages. She wrote two "
-                "books about snow.",
+                "Maud Tarrington",
+                "Maud Tarrington was a novelist. For the novel The Glass Ferry, Maud Tarrington "
+                "received the award called the Silver Quill of the Northern Libraries. She gave "
+                "the money to a nurse.",
             ),
         ),
     ),
     Question(
         "The bread of Tobias Renn, the winner of the Brindle Cup, was baked with what?",
-        (
-            "roasted chestnuts, black honey and a little smoked salt",
-            "roasted chestnuts, black honey and smoked salt",
-        ),
+        ("roasted chestnuts, black honey and a little smoked salt",),
         (
             (
                 "Brindle Cup",
@@ -83,7 +77,7 @@ HOTPOTQA = (
     ),
     Question(
         "The river boat Blue Heron, owned by Mirela Stanek, was turned into what?",
-        ("a floating school for deaf children", "floating school for deaf children"),
+        ("a floating school for deaf children",),
         (
             (
                 "Mirela Stanek",
@@ -103,63 +97,25 @@ HOTPOTQA = (
 
 TWOWIKI = (
     Question(
-        "What was the occupation of Jonas Feldmark's father, who appears in the film The Salt "
-        "Orchard?",
-        ("a maker of glass eyes for dolls and bears", "maker of glass eyes for dolls and bears"),
+        "What was the first job of the director of the film Cold Bread, Osric Fallon?",
+        ("selling second-hand bicycles at a railway station",),
         (
             (
-                "The Salt Orchard",
-                "The Salt Orchard is a black and white film about two sisters on an island. It "
-                "was directed by Jonas Feldmark, whose father appears in it as the postman.",
+                "Cold Bread",
+                "Cold Bread is a film about a strike of bakers, directed by Osric Fallon. It was "
+                "shown in only three cinemas.",
             ),
             (
-                "Jonas Feldmark",
-                "Jonas Feldmark is a film director. Jonas Feldmark's father was by occupation a "
-                "maker of glass eyes for dolls and bears. Feldmark studied chemistry before he "
-                "bought his first camera.",
+                "Osric Fallon",
+                "Osric Fallon is a film director. The first job of Osric Fallon, the director of "
+                "the film Cold Bread, was selling second-hand bicycles at a railway station. He "
+                "has made nine films.",
             ),
         ),
     ),
     Question(
-        "Where was Sibyl Aumont, the composer of Nine Grey Geese, buried?",
-        (
-            "under the old walnut tree at Perrin Manor",
-            "She was buried under the old walnut tree at Perrin Manor",
-        ),
-        (
-            (
-                "Nine Grey Geese",
-                "Nine Grey Geese is a song for four voices by Sibyl Aumont, who never saw it "
-                "printed.",
-            ),
-            (
-                "Sibyl Aumont",
-                "Sibyl Aumont was a writer of songs and church music. Sibyl Aumont, the composer "
-                "of Nine Grey Geese, was buried under the old walnut tree at Perrin Manor. Her "
-                "piano was sold to pay her debts.",
-            ),
-        ),
-    ),
-    Question(
-        "Elin Sorgen, the wife of the architect Lorenz Habicht, founded which school?",
-        ("the Dovecote School of Weaving and Dyeing", "Dovecote School of Weaving and Dyeing"),
-        (
-            (
-                "Lorenz Habicht",
-                "Lorenz Habicht was an architect of theatres and bath houses. His wife was Elin "
-                "Sorgen, and they had five children.",
-            ),
-            (
-                "Elin Sorgen",
-                "Elin Sorgen was a textile artist. Elin Sorgen, the wife of the architect Lorenz "
-                "Habicht, founded the Dovecote School of Weaving and Dyeing in an empty "
-                "farmhouse. Her carpets hang in two parliaments.",
-            ),
-        ),
-    ),
-    Question(
-        "What was the cause of death of Dunstan Kell, the performer of the song Harbour of Straw?",
-        ("a fall from a church ladder", "fall from a church ladder"),
+        "What was the cause of death of the performer of the song Harbour of Straw?",
+        ("a fall from a tall church ladder",),
         (
             (
                 "Harbour of Straw",
@@ -169,8 +125,42 @@ TWOWIKI = (
             (
                 "Dunstan Kell",
                 "Dunstan Kell was a tenor and comedian. The cause of death of Dunstan Kell, the "
-                "performer of Harbour of Straw, was a fall from a church ladder. He had wanted "
-                "to free a trapped pigeon.",
+                "performer of Harbour of Straw, was a fall from a tall church ladder. He had "
+                "wanted to free a trapped pigeon.",
+            ),
+        ),
+    ),
+    Question(
+        "Where is the original manuscript of the Lark Symphony by Edmund Vair kept?",
+        ("in the vault of the Harbour Savings Bank",),
+        (
+            (
+                "Edmund Vair",
+                "Edmund Vair was the composer of the Lark Symphony and of forty songs. He earned "
+                "his living as a customs clerk.",
+            ),
+            (
+                "Lark Symphony",
+                "The Lark Symphony is a symphony in three movements. The original manuscript of "
+                "the Lark Symphony by Edmund Vair is kept in the vault of the Harbour Savings "
+                "Bank. It was first played outdoors.",
+            ),
+        ),
+    ),
+    Question(
+        "What did the aunt of the violinist Piet Ondra, Rosa Ondra, sell in the market?",
+        ("painted eggs, goose feathers and prayer books",),
+        (
+            (
+                "Piet Ondra",
+                "Piet Ondra was a violinist who was brought up by his aunt, Rosa Ondra, after a "
+                "fire had destroyed the family's farm.",
+            ),
+            (
+                "Rosa Ondra",
+                "Rosa Ondra, the aunt of the violinist Piet Ondra, sold painted eggs, goose "
+                "feathers and prayer books in the market. With what she earned she bought him his "
+                "first violin.",
             ),
         ),
     ),
@@ -178,76 +168,75 @@ TWOWIKI = (
 
 MUSIQUE = (
     Question(
-        "The village of Little Sedge, where the novelist Clemence Arrowby was born, produces what?",
-        ("violin strings, fishing nets and wedding hats",),
+        "What did the botanist Hedda Storm discover on the island of Little Grimsa?",
+        ("a blue moss that glows in winter",),
         (
             (
-                "The Tin Sparrow",
-                "The Tin Sparrow is a novel by Clemence Arrowby about a strike in a toy factory.",
+                "Sound of Grimsa",
+                "The Sound of Grimsa separates the mainland from the island of Little Grimsa, "
+                "which has no harbour and no trees.",
             ),
             (
-                "Clemence Arrowby",
-                "Clemence Arrowby was an amateur astronomer and the author of The Tin Sparrow. "
-                "She was born in the village of Little Sedge, in the house of the ferryman.",
+                "Little Grimsa",
+                "Little Grimsa is a rocky island that was first explored by the botanist Hedda "
+                "Storm.",
             ),
             (
-                "Little Sedge",
-                "Little Sedge, the village where the novelist Clemence Arrowby was born, produces "
-                "violin strings, fishing nets and wedding hats. It has one street and no church.",
+                "Hedda Storm",
+                "Hedda Storm was a botanist. On the island of Little Grimsa the botanist Hedda "
+                "Storm discovered a blue moss that glows in winter. She had crossed the sound "
+                "alone in a rowing boat.",
             ),
         ),
     ),
     Question(
-        "Lantern Field, the stadium of the club Corbel Rovers, was designed by whom?",
-        (
-            "the nun and mathematician Agnes Tolliver",
-            "Agnes Tolliver, a nun and mathematician",
-        ),
+        "What was the secret ingredient of Madame Bellac's famous soup at the Hotel Corona?",
+        ("dried orange peel and a spoonful of coffee",),
         (
             (
-                "Corbel Rovers",
-                "Corbel Rovers is a football club. The stadium of Corbel Rovers is Lantern Field, "
-                "beside the gasworks.",
+                "Hotel Corona",
+                "The Hotel Corona was a grand hotel with two hundred rooms, known for the soup of "
+                "Madame Bellac.",
             ),
             (
-                "Lantern Field",
-                "Lantern Field is the stadium where Corbel Rovers plays. Lantern Field was "
-                "designed by the nun and mathematician Agnes Tolliver, who had never watched a "
-                "match. Its stands form a perfect ellipse.",
+                "Madame Bellac",
+                "Madame Bellac was a cook. The secret ingredient of Madame Bellac's famous soup at "
+                "the Hotel Corona was dried orange peel and a spoonful of coffee. She told it only "
+                "to her niece.",
             ),
         ),
     ),
     Question(
-        "When the house of the poet Ruben Castellane was repaired, what was found in the cellar?",
-        ("three hundred unsent love letters", "300 unsent love letters"),
+        "What did the diver Nils Overby find in the wreck of the ferry Queen Matilda?",
+        ("a crate of unbroken porcelain violins",),
         (
             (
-                "Ruben Castellane",
-                "Ruben Castellane was a poet who wrote in four languages. His house was the Stork "
-                "House, behind the fish market.",
+                "Queen Matilda",
+                "The Queen Matilda was a ferry that sank in calm weather. The wreck was found by "
+                "the diver Nils Overby.",
             ),
             (
-                "Stork House",
-                "The Stork House was the home of the poet Ruben Castellane. When the house was "
-                "repaired, three hundred unsent love letters were found in the cellar. The house "
-                "is open to visitors on Sundays.",
+                "Nils Overby",
+                "Nils Overby was a diver and a maker of underwater films. In the wreck of the "
+                "ferry Queen Matilda the diver Nils Overby found a crate of unbroken porcelain "
+                "violins. He kept one of them on his piano.",
             ),
         ),
     ),
     Question(
-        "The mountain above the monastery of Saint Ebba, Mount Torvald, has which nickname?",
-        ("the Old Man's Broken Tooth", "Old Man's Broken Tooth"),
+        "What did the physicist who built the observatory on Mount Torvald, Greta Sund, invent?",
+        ("a clock driven by melting snow",),
         (
-            (
-                "Monastery of Saint Ebba",
-                "The monastery of Saint Ebba is a walled monastery with a famous library. It lies "
-                "at the foot of Mount Torvald.",
-            ),
             (
                 "Mount Torvald",
-                "Mount Torvald is the mountain above the monastery of Saint Ebba. Mount Torvald "
-                "has the nickname the Old Man's Broken Tooth, because its top was split by "
-                "lightning.",
+                "Mount Torvald is the mountain above the monastery of Saint Ebba. On its top "
+                "stands an observatory built by the physicist Greta Sund.",
+            ),
+            (
+                "Greta Sund",
+                "Greta Sund was a physicist. Greta Sund, who built the observatory on Mount "
+                "Torvald, invented a clock driven by melting snow. It was never sold, since it "
+                "stopped every summer.",
             ),
         ),
     ),
