@@ -16,12 +16,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvbench
 from kvbench import provenance
 from kvbench.errors import UserError
-from kvbench.plan import Plan
+
+if TYPE_CHECKING:
+    from kvbench.plan import Plan
 
 SCHEMA = 1
 """Version of the line format; readers refuse another."""

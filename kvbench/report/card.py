@@ -68,14 +68,16 @@ def summary_of_missing(table: Table, row: Row) -> str:
     lacking = [(t, n) for t, n in lacking if n]
     if len(lacking) == len(table.tasks) and not row.records:
         return "every sample"
-    return ", ".join(f"{n} of {t.samples} in {t.name}" for t, n in lacking)
+    whole = [t.name for t, n in lacking if n == t.samples]
+    parts = [f"{n} of {t.samples} in {t.name}" for t, n in lacking if n < t.samples]
+    return "; ".join(([f"all of {', '.join(whole)}"] if whole else []) + parts)
 
 
 def _missing(table: Table, row: Row) -> list[str]:
     lines = []
     lacking = summary_of_missing(table, row)
     if lacking:
-        lines.append(f"Incomplete: {row.label} lacks {lacking}; means over those tasks are '-'.")
+        lines.append(f"Incomplete: {row.label} lacks {lacking}; means that need them are '-'.")
     if row.errors:
         first = row.errors[0]
         where = f"{first.task} {first.sample}"

@@ -18,10 +18,10 @@ FULL_AVERAGE = 16
 TERMINAL_WIDTH = 100
 
 _SHORT = {
-    "Single-Document QA": "Single-Doc QA",
-    "Multi-Document QA": "Multi-Doc QA",
+    "Single-Document QA": "Single-\nDoc QA",
+    "Multi-Document QA": "Multi-\nDoc QA",
     "Summarization": "Summ.",
-    "Few-shot Learning": "Few- shot",
+    "Few-shot Learning": "Few-\nshot",
     "Synthetic": "Synth.",
     # As SpindleKV's tables abbreviate them.
     "narrativeqa": "Na.QA",
@@ -78,23 +78,29 @@ def columns_of(table: Table, per_task: bool) -> list[Column]:
     if per_task:
         for task in table.tasks:
             values = tuple(table.task_score(row, task) for row in rows)
-            lacking = tuple(bool(table.missing(row, task)) for row in rows)
+            lacking = tuple(
+                table.missing(row, task) > 0 and value is not None
+                for row, value in zip(rows, values, strict=True)
+            )
             columns.append(Column(task.name, _SHORT.get(task.name, task.name), values, lacking))
     else:
         for group in table.groups:
             values = tuple(table.mean_score(row, group) for row in rows)
             short = _SHORT.get(group, group)
             columns.append(Column(group, short, values, (False,) * len(rows)))
-    name = "AVG" if len(table.tasks) == FULL_AVERAGE else f"AVG of {len(table.tasks)} tasks"
+    count = len(table.tasks)
+    name, short = ("AVG", "AVG")
+    if count != FULL_AVERAGE:
+        name, short = f"AVG of {count} tasks", f"AVG of\n{count} tasks"
     average = tuple(table.mean_score(row) for row in rows)
-    return [*columns, Column(name, name, average, (False,) * len(rows))]
+    return [*columns, Column(name, short, average, (False,) * len(rows))]
 
 
 def best_rows(table: Table, column: Column) -> set[int]:
     """Return the rows that are best in a column among the methods at their budget.
 
-    The baseline does not compete, nor does a value from which samples are missing, and a budget
-    with one method has no best.
+    The baseline does not compete, nor does a value from which samples are missing. Where all
+    rivals are equal, or there is one, none is best.
     """
     best: set[int] = set()
     for budget in {row.budget for row in table.rows if not row.is_baseline}:
@@ -106,7 +112,7 @@ def best_rows(table: Table, column: Column) -> set[int]:
             and value is not None
             and not column.partial[i]
         }
-        if len(rivals) > 1:
+        if len(set(rivals.values())) > 1:
             best |= {i for i, value in rivals.items() if value == max(rivals.values())}
     return best
 
@@ -168,9 +174,9 @@ def _rich_table(table: Table, columns: list[Column]) -> object:
     drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     drawn.add_column("method", overflow="fold", min_width=12)
     drawn.add_column("budget", justify="right")
-    drawn.add_column("ratio_ bytes", justify="right")
+    drawn.add_column("ratio_\nbytes", justify="right")
     for column in columns:
-        drawn.add_column(column.short, justify="right", max_width=8)
+        drawn.add_column(column.short, justify="right")
     best = [best_rows(table, column) for column in columns]
     for i, row in enumerate(table.rows):
         cells = [

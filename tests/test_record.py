@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from handmade import A_RECORD, header, write_shard
+
+from kvbench.catalog import field_sources
+from kvbench.errors import UserError
+from kvbench.record import Record, Writer, distinct, done_keys, read_shards
+
+ROOT = Path(__file__).resolve().parent.parent
+
+WRITE_FOREVER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from handmade import A_RECORD, header
+from kvbench.record import Writer
+with Writer(Path(sys.argv[1]), header()) as writer:
+    for i in range(10**9):
+        writer.append(replace(A_RECORD, key=f"{sys.argv[2]} {i}", prediction="x" * 5000))
+"""
+
+
+def shard_of(folder: Path) -> Path:
+    (path,) = folder.glob("*.jsonl")
+    return path
+
+
+def test_a_written_record_reads_back_equal(tmp_path: Path) -> None:
+    record = dataclasses.replace(A_RECORD, prediction='猫 "quoted"\r\n\u2028 end')
+    with Writer(tmp_path / "run", header()) as writer:
+        writer.append(record)
+    (shard,) = read_shards(tmp_path / "run")
+    assert shard.records == (record,)
+    assert shard.header == header()
+
+
+def test_a_lone_surrogate_in_a_prediction_can_be_written(tmp_path: Path) -> None:
+    with Writer(tmp_path, header()) as writer:
+        writer.append(dataclasses.replace(A_RECORD, prediction="a\ud800b"))
+    (shard,) = read_shards(tmp_path)
+    assert shard.records[0].prediction == "a?b"
+
+
+def test_nothing_is_created_before_the_first_record(tmp_path: Path) -> None:
+    with Writer(tmp_path / "a" / "run", header()):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_writer_has_its_own_shard(tmp_path: Path) -> None:
+    with Writer(tmp_path, header()) as one, Writer(tmp_path, header()) as other:
+        one.append(A_RECORD)
+        other.append(dataclasses.replace(A_RECORD, key="k2"))
+    assert len(read_shards(tmp_path)) == 2
+    assert done_keys(tmp_path) == {"k", "k2"}
+
+
+def test_a_torn_last_line_and_foreign_lines_are_skipped(tmp_path: Path) -> None:
+    path = write_shard(tmp_path, header(), [A_RECORD])
+    with path.open("ab") as file:
+        file.write(b'[1]\n{"kind": "note"}\n{"kind": "record", "key": "torn", "pred\xe7')
+    (tmp_path / "foreign.jsonl").write_text('{"pred": "x"}\n', encoding="utf-8")
+    assert done_keys(tmp_path) == {"k"}
+
+
+def test_a_key_counts_once_and_success_wins_over_failure(tmp_path: Path) -> None:
+    failed = dataclasses.replace(A_RECORD, error="out of memory", score=None)
+    later = dataclasses.replace(A_RECORD, score=0.5)
+    write_shard(tmp_path, header(), [failed])
+    assert done_keys(tmp_path) == set()
+    write_shard(tmp_path, header(), [A_RECORD])
+    write_shard(tmp_path, header(), [later])
+    assert [record for _, record in distinct(read_shards(tmp_path))] == [A_RECORD]
+
+
+def test_another_schema_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    write_shard(tmp_path, header(schema=99), [A_RECORD])
+    with pytest.raises(UserError, match="schema 99") as error:
+        done_keys(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_that_does_not_exist_has_no_done_keys(tmp_path: Path) -> None:
+    assert done_keys(tmp_path / "nowhere") == set()
+
+
+def test_out_below_a_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x", encoding="utf-8")
+    with pytest.raises(UserError, match="out=PATH"):
+        Writer(tmp_path / "file" / "run", header())
+
+
+def test_a_folder_where_no_file_can_be_made_is_refused() -> None:
+    with pytest.raises(UserError, match="cannot write records to"):
+        Writer(Path("/proc/self/run"), header())
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_torn_record(tmp_path: Path) -> None:
+    def limit_file_size() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))
+
+    done = subprocess.run(
+        [sys.executable, "-c", WRITE_FOREVER, str(tmp_path / "run"), "a"],
+        cwd=ROOT / "tests",
+        preexec_fn=limit_file_size,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "kvbench.errors.UserError: cannot write records to" in done.stderr
+    content = shard_of(tmp_path / "run").read_bytes()
+    assert content.endswith(b"}\n")
+    assert all(json.loads(line) for line in content.splitlines())
+
+
+def test_a_killed_writer_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", WRITE_FOREVER, str(tmp_path), name], cwd=ROOT / "tests"
+        )
+        for name in ("a", "b")
+    ]
+    deadline = time.monotonic() + 60
+    while sum(p.stat().st_size > 50_000 for p in tmp_path.glob("*.jsonl")) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    for writer in writers:
+        writer.kill()
+        writer.wait()
+    shards = read_shards(tmp_path)
+    assert len(shards) == 2
+    for shard in shards:
+        whole_lines = shard.path.read_bytes().count(b"\n") - 1
+        numbers = [int(r.key.split()[1]) for r in shard.records]
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) >= whole_lines
+
+
+def test_every_record_field_has_a_one_line_docstring() -> None:
+    sources = field_sources(Record)
+    for field in dataclasses.fields(Record):
+        assert re.fullmatch(r"[A-Z0-9`].*\.|.* .*\.", sources[field.name]), field.name
+
+
+def test_the_schema_in_results_readme_is_what_the_docstrings_say() -> None:
+    readme = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("one record per (sample, variant)")[2]
+    rows = re.findall(r"^\| `(\w+)` \| (.+) \|$", table, flags=re.M)
+    sources = field_sources(Record)
+    assert rows == [(f.name, sources[f.name]) for f in dataclasses.fields(Record)]
+
+
+def test_the_readme_explains_every_entry_of_a_real_header() -> None:
+    readme = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    table = readme.partition("the run header")[2].partition("##")[0]
+    assert re.findall(r"^\| `(\w+)` \|", table, flags=re.M) == list(header())

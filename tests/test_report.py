@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from handmade import A_RECORD, PROTOCOL, header, records, write_shard
+from typer.testing import CliRunner, Result
+
+from kvbench.cli import app
+from kvbench.report.card import notes
+from kvbench.report.render import best_rows, columns_of
+from kvbench.report.tables import Table, newest_run, tables_of
+from kvbench.tasks.longbench import LONGBENCH_16
+
+Scores = Mapping[str, Mapping[str, Sequence[float]]]
+
+
+def everywhere(value: float) -> dict[str, list[float]]:
+    """The same score on one sample of each of the 16 tasks."""
+    return {task: [value] for task in LONGBENCH_16}
+
+
+def table_of(folder: Path, scores: Scores, **changes: object) -> Table:
+    write_shard(folder, header(labels=list(scores), **changes), records(scores))
+    (table,) = tables_of(folder)
+    return table
+
+
+def report(folder: Path, *flags: str) -> str:
+    done = CliRunner().invoke(app, ["report", str(folder), *flags], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def refused(*words: str) -> Result:
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 2
+    assert done.stderr.startswith("kvbench: ") and done.stderr.count("\n") == 1
+    return done
+
+
+def test_avg_is_the_plain_mean_of_the_sixteen_tasks(tmp_path: Path) -> None:
+    scores = {task: [i / 100] for i, task in enumerate(LONGBENCH_16)}
+    table = table_of(tmp_path, {"fullkv": scores})
+    average = columns_of(table, per_task=False)[-1]
+    assert average.name == "AVG"
+    assert average.values == (pytest.approx(7.5),)
+
+
+def test_a_group_is_the_mean_of_its_tasks_whatever_their_sample_counts(tmp_path: Path) -> None:
+    scores = {"lcc": [0.2, 0.4, 0.6], "repobench-p": [1.0]}
+    table = table_of(tmp_path, {"fullkv": scores}, tasks=list(scores))
+    code = columns_of(table, per_task=False)[0]
+    assert (code.name, code.values) == ("Code", (pytest.approx(70.0),))
+
+
+def test_fullkv_stands_first_and_budgets_ascend(tmp_path: Path) -> None:
+    labels = ["snapkv@512", "snapkv@0.4", "pyramidkv@0.2", "snapkv@0.2", "fullkv"]
+    table = table_of(tmp_path, {label: everywhere(0.5) for label in labels})
+    order = [row.label for row in table.rows]
+    assert order == ["fullkv", "pyramidkv@0.2", "snapkv@0.2", "snapkv@0.4", "snapkv@512"]
+
+
+def test_the_best_method_of_a_budget_is_bold_and_fullkv_never(tmp_path: Path) -> None:
+    values = {
+        "fullkv": 0.9,
+        "snapkv@0.2": 0.3,
+        "pyramidkv@0.2": 0.4,
+        "snapkv@0.4": 0.5,
+        "pyramidkv@0.4": 0.5,
+    }
+    table = table_of(tmp_path, {label: everywhere(value) for label, value in values.items()})
+    average = columns_of(table, per_task=False)[-1]
+    best = {table.rows[i].label for i in best_rows(table, average)}
+    assert best == {"pyramidkv@0.2"}
+    assert "**40.00**" in report(tmp_path, "--format", "markdown")
+
+
+def test_an_incomplete_row_has_no_mean_and_the_table_says_why(tmp_path: Path) -> None:
+    partial = everywhere(0.5)
+    del partial["trec"], partial["lcc"]
+    table = table_of(tmp_path, {"fullkv": everywhere(0.5), "snapkv@0.2": partial})
+    by_name = {c.name: c.values for c in columns_of(table, per_task=False)}
+    assert by_name["Few-shot Learning"] == (50.0, None)
+    assert by_name["Code"] == (50.0, None)
+    assert by_name["Synthetic"] == (50.0, 50.0)
+    assert by_name["AVG"] == (50.0, None)
+    (line,) = [line for line in notes(table) if "Incomplete" in line]
+    assert "snapkv@0.2 lacks all of trec, lcc" in line
+
+
+def test_a_task_with_missing_samples_is_marked_and_left_out_of_means(tmp_path: Path) -> None:
+    scores = {"fullkv": {"lcc": [0.5, 0.5]}, "snapkv@0.2": {"lcc": [1.0]}}
+    table = table_of(tmp_path, scores, tasks=["lcc"], samples=2)
+    task, average = columns_of(table, per_task=True)
+    assert task.values == (50.0, 100.0)
+    assert task.partial == (False, True)
+    assert average.values == (50.0, None)
+    text = report(tmp_path, "--tasks")
+    assert "100.00*" in text and "1 of 2 in lcc" in text
+
+
+def test_a_failed_sample_counts_as_missing_and_its_error_is_printed(tmp_path: Path) -> None:
+    made = records({"fullkv": {"lcc": [0.5, 0.5]}})
+    made[1] = replace(made[1], error="out of memory", score=None, prediction=None)
+    write_shard(tmp_path, header(labels=["fullkv"], tasks=["lcc"], samples=2), made)
+    text = report(tmp_path)
+    assert "fullkv: 1 failed, first lcc s1: out of memory" in text
+    assert "lacks 1 of 2 in lcc" in text
+
+
+def test_a_run_of_fewer_tasks_says_over_how_many_it_averages(tmp_path: Path) -> None:
+    scores = {"fullkv": {"qasper": [0.1], "trec": [0.3]}}
+    table = table_of(tmp_path, scores, tasks=["qasper", "trec"])
+    average = columns_of(table, per_task=False)[-1]
+    assert (average.name, average.values) == ("AVG of 2 tasks", (pytest.approx(20.0),))
+
+
+def test_shards_of_several_tasks_make_one_table(tmp_path: Path) -> None:
+    for task in ("qasper", "trec"):
+        made = records({"fullkv": {task: [0.5]}})
+        write_shard(tmp_path, header(labels=["fullkv"], tasks=[task]), made)
+    (table,) = tables_of(tmp_path)
+    assert [task.name for task in table.tasks] == ["qasper", "trec"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"protocol": {**PROTOCOL, "stop": "tokenizer_eos"}},
+        {"model": {"name": "m", "path": "p", "dtype": "bfloat16", "revision": None}},
+        {
+            "data": {
+                "setting": "/d/longbench",
+                "description": "files",
+                "revision": None,
+                "hashes": {"lcc": "another"},
+            }
+        },
+    ],
+    ids=["protocol", "model", "data"],
+)
+def test_results_that_cannot_be_compared_come_in_separate_tables(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    made = records({"fullkv": {"lcc": [0.5]}})
+    write_shard(tmp_path, header(labels=["fullkv"], tasks=["lcc"]), made)
+    write_shard(tmp_path, header(labels=["fullkv"], tasks=["lcc"], **change), made)
+    assert len(tables_of(tmp_path)) == 2
+
+
+def test_of_a_sample_computed_twice_the_newer_result_counts(tmp_path: Path) -> None:
+    old = replace(A_RECORD, key="old code", score=0.1, finished="2026-01-01T00:00:00Z")
+    new = replace(A_RECORD, key="new code", score=0.7, finished="2026-01-02T00:00:00Z")
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["qasper"]), [new, old])
+    (table,) = tables_of(tmp_path)
+    assert columns_of(table, per_task=True)[0].values == (70.0,)
+
+
+def test_the_measured_ratio_has_its_own_column(tmp_path: Path) -> None:
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["qasper"]), [A_RECORD])
+    (line,) = csv.DictReader(io.StringIO(report(tmp_path, "--format", "csv")))
+    assert (line["budget"], line["ratio_bytes"], line["kept_ratio"]) == ("0.2", "0.2100", "0.2000")
+    assert line["Single-Document QA"] == "100.00"
+
+
+def test_the_sample_suite_says_that_it_is_not_longbench(tmp_path: Path) -> None:
+    data = {**header()["data"], "setting": "sample"}
+    write_shard(tmp_path, header(labels=["fullkv"], data=data), records({"fullkv": everywhere(1)}))
+    for form in ("terminal", "markdown"):
+        assert "NOT LongBench" in report(tmp_path, "--format", form)
+
+
+def test_the_protocol_card_stands_under_the_table(tmp_path: Path) -> None:
+    table_of(tmp_path, {"fullkv": everywhere(0.5)})
+    text = " ".join(report(tmp_path).split())
+    for fact in (
+        "protocol official",
+        "truncation middle",
+        "chat template official",
+        "stop eos_or_newline",
+        "32 to 512 generated tokens",
+        "query_aware true",
+        "first_token prefill",
+        "code similarity difflib",
+        "torch 2",
+        "hash ",
+        "n = 1 per task",
+    ):
+        assert fact in text
+
+
+@pytest.mark.parametrize("flags", [(), ("--tasks",)])
+def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    labels = ["fullkv", "spindlekv@0.2", "streamingllm@0.2", "streamingllm_windowkv@0.2"]
+    table_of(tmp_path, {label: everywhere(1.0) for label in labels})
+    text = report(tmp_path, *flags)
+    assert max(map(len, text.splitlines())) <= 100
+    for label in labels:
+        assert label in text
+    assert "…" not in text
+
+
+def test_output_goes_to_a_file_without_colours(tmp_path: Path) -> None:
+    table_of(tmp_path / "run", {"fullkv": everywhere(0.5)})
+    target = tmp_path / "table.md"
+    assert report(tmp_path / "run", "--format", "markdown", "--output", str(target)) == ""
+    assert target.read_text(encoding="utf-8").startswith("**m on LongBench")
+
+
+def test_a_folder_without_records_is_refused_in_one_line(tmp_path: Path) -> None:
+    assert "holds no records" in refused("report", str(tmp_path)).stderr
+    assert "is no folder" in refused("report", str(tmp_path / "nowhere")).stderr
+
+
+def test_without_a_path_the_newest_run_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "no run in" in refused("report").stderr
+    write_shard(tmp_path / "results/runs/old", header(), [A_RECORD])
+    shard = write_shard(tmp_path / "results/runs/new", header(), [A_RECORD])
+    assert newest_run(tmp_path / "results/runs") == shard.parent
+
+
+def test_rescoring_counts_the_scores_that_changed(tmp_path: Path) -> None:
+    wrong = replace(A_RECORD, key="w", sample="s1", prediction="a dog", score=1.0)
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["qasper"]), [A_RECORD, wrong])
+    done = CliRunner().invoke(app, ["score", str(tmp_path)], catch_exceptions=False)
+    assert "50.00  snapkv@0.2  qasper" in done.stdout
+    assert "1 of 2 scores differ" in done.stdout
+
+
+def test_rescoring_takes_another_code_similarity(tmp_path: Path) -> None:
+    code = replace(
+        A_RECORD,
+        task="lcc",
+        prediction="private int count = 0;",
+        answers=["int total = counter.size();"],
+    )
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["lcc"]), [code])
+    found = {}
+    for backend in ("difflib", "levenshtein"):
+        words = ["score", str(tmp_path), "--code-similarity", backend, "--json"]
+        found[backend] = json.loads(CliRunner().invoke(app, words).stdout)["snapkv@0.2"]["lcc"]
+    assert found == {"difflib": 41.0, "levenshtein": 45.0}
