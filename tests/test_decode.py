@@ -1,0 +1,217 @@
+"""Batched decoding: the same tokens as alone, stop rules, merging, fed tokens, freed memory."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from kvbench.budget import Budget
+from kvbench.cache.codebook import CodebookStore
+from kvbench.cache.store import Compressed
+from kvbench.capture import capture
+from kvbench.decode import Stop, decode
+from kvbench.fit import fit, keep_whole
+from kvbench.method import Needs
+from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.spindlekv import SpindleKV
+from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.model import LoadedModel
+from kvbench.prefill import Prefill
+
+NEEDS = Needs(window=64, pre_rope_keys=True)
+NEVER = frozenset[int]()
+
+
+def _ids(tokens: int, seed: int = 3) -> torch.Tensor:
+    return torch.randint(0, 200, (tokens,), generator=torch.Generator().manual_seed(seed))
+
+
+def _variants(prefill: Prefill) -> list[Compressed]:
+    tried = [
+        (SnapKV(window=8), 0.3),
+        (SnapKV(window=8, heads="query"), 0.3),
+        (SnapKV(window=8, heads="query", store="repeat"), 0.5),
+        (PyramidKV(), 0.2),
+        (StreamingLLM(), 0.1),
+        (StreamingLLM(positions="cache"), 0.4),
+        (SpindleKV(window=8, merge_every=3), 0.5),
+        (SpindleKV(window=8, heads="kv", scope="layer", merge_every=0), 0.5),
+    ]
+    kept = [fit(method, prefill, Budget(fraction=r)) for method, r in tried]
+    return [keep_whole(prefill), *kept]
+
+
+def _tokens(model: LoadedModel, prefill: Prefill, caches: list[Compressed], **changes):
+    settings = {"first_logits": prefill.last_logits, **changes}
+    stop = settings.pop("stop", Stop(NEVER, 12))
+    return [g.ids for g in decode(model, list(caches), prefill.tokens, stop, **settings)]
+
+
+@pytest.fixture(scope="module")
+def prefill(tiny: LoadedModel) -> Prefill:
+    return capture(tiny, _ids(130), NEEDS)
+
+
+@pytest.mark.parametrize("feed", [(), (5,), (9, 8, 7, 6, 5)], ids=["none", "one", "question"])
+def test_batched_variants_equal_the_same_variants_alone(tiny, prefill, feed):
+    caches = _variants(prefill)
+    together = _tokens(tiny, prefill, caches, feed=feed)
+    for cache, expected in zip(caches, together, strict=True):
+        assert _tokens(tiny, prefill, [cache], feed=feed) == [expected]
+    assert len(set(together)) > 1, "the variants must not all say the same"
+
+
+def test_a_wider_batch_is_padded_and_changes_nothing(tiny, prefill):
+    caches = _variants(prefill)[:3]
+    exact = _tokens(tiny, prefill, caches)
+    assert _tokens(tiny, prefill, caches, width=7) == exact
+    assert len(exact) == 3
+
+
+def test_at_a_fixed_width_a_row_is_bitwise_independent_of_neighbours_and_slot(tiny, prefill):
+    caches = _variants(prefill)
+    seen = []
+
+    def logits_of(batch: list[Compressed], slot: int) -> torch.Tensor:
+        from kvbench.decode import _Rows
+
+        positions = torch.full((len(batch), 1), prefill.tokens)
+        with torch.inference_mode():
+            run = _Rows(list(batch), tiny.geometry.kv_heads, 4)
+            run.begin(positions)
+            out = tiny.network(
+                input_ids=torch.full((len(batch), 1), 42),
+                position_ids=positions,
+                use_cache=False,
+                kvbench=run,
+            )
+        return out.logits[slot, -1]
+
+    seen = [
+        logits_of([caches[1], caches[0], caches[2], caches[4]], 0),
+        logits_of([caches[3], caches[4], caches[1], caches[0]], 2),
+        logits_of([caches[0], caches[1], caches[1], caches[1]], 3),
+    ]
+    assert torch.equal(seen[0], seen[1])
+    assert torch.equal(seen[0], seen[2])
+
+
+def test_fullkv_decodes_as_stock_greedy_generation(tiny, prefill):
+    ids = _ids(130)
+    network = tiny.network
+    expected = []
+    for _ in range(12):
+        logits = network(input_ids=torch.cat([ids, torch.tensor(expected, dtype=ids.dtype)])[None])
+        expected.append(int(logits.logits[0, -1].argmax()))
+    assert _tokens(tiny, prefill, [keep_whole(prefill)]) == [tuple(expected)]
+
+
+def test_feeding_the_last_token_after_an_uncompressed_prefill_changes_nothing(tiny, prefill):
+    shorter = capture(tiny, _ids(130)[:-1], NEEDS)
+    fed = decode(tiny, [keep_whole(shorter)], 129, Stop(NEVER, 12), feed=[int(_ids(130)[-1])])
+    assert [g.ids for g in fed] == _tokens(tiny, prefill, [keep_whole(prefill)])
+
+
+def test_each_row_ends_at_its_own_stop_token(tiny, prefill):
+    caches = _variants(prefill)
+    free = _tokens(tiny, prefill, caches)
+    stop_id = free[0][5]
+    ended = decode(
+        tiny, list(caches), 130, Stop(frozenset({stop_id}), 12), first_logits=prefill.last_logits
+    )
+    for generation, ids in zip(ended, free, strict=True):
+        cut = ids.index(stop_id) if stop_id in ids else None
+        assert generation.ids == ids[:cut]
+        assert generation.stopped is (cut is not None)
+
+
+def test_a_minimum_length_keeps_the_first_token_from_being_a_stop(tiny, prefill):
+    caches = [keep_whole(prefill)]
+    first = _tokens(tiny, prefill, caches)[0][0]
+    stop = Stop(frozenset({first}), 3)
+    assert _tokens(tiny, prefill, caches, stop=stop) == [()]
+    longer = _tokens(tiny, prefill, caches, stop=Stop(frozenset({first}), 3, min_new_tokens=1))
+    assert len(longer[0]) >= 1
+    assert longer[0][0] != first
+
+
+def test_the_caches_are_handed_over_so_that_stores_can_be_freed(tiny, prefill):
+    caches = _variants(prefill)
+    decode(tiny, caches, 130, Stop(NEVER, 2), first_logits=prefill.last_logits)
+    assert caches == []
+
+
+def test_merging_while_decoding_equals_absorbing_step_by_step(tiny, prefill):
+    """A slow twin: after each forward rebuild everything from the stores."""
+    every = 3
+    method = SpindleKV(window=8, merge_every=every, theta_key=0.9, theta_value=0.85)
+    cache = fit(method, prefill, Budget(fraction=0.5))
+    (fast,) = _tokens(tiny, prefill, [cache], stop=Stop(NEVER, 14))
+
+    caches = cache
+    written = [int(prefill.last_logits.argmax())]
+    pending: list[int] = []
+    position = 130
+    while len(written) < 14:
+        pending.append(written[-1])
+        # Tokens since the last merge are fed again in one go, behind the store's rows.
+        state = _Fed(tiny, caches, pending, position)
+        written.append(state.chosen)
+        if len(pending) == every:
+            caches = Compressed(
+                tuple(s.absorb(t) for s, t in zip(caches.layers, state.tails, strict=True))
+            )
+            position += every
+            pending = []
+    assert fast == tuple(written)
+    grown = caches.layers[0]
+    assert isinstance(grown, CodebookStore)
+    assert grown.positions[0][-every:].tolist() == list(range(position - every, position))
+
+
+class _Fed:
+    """One forward of several tokens over a cache, and the tails it leaves."""
+
+    def __init__(self, model: LoadedModel, cache: Compressed, ids: list[int], start: int) -> None:
+        from dataclasses import replace
+
+        from kvbench.attention import recording_pre_rope
+        from kvbench.decode import _joined, _Rows
+
+        layers = tuple(replace(s, absorb_every=10**6) for s in cache.layers)
+        at = torch.arange(start, start + len(ids))[None]
+        with torch.inference_mode(), recording_pre_rope(model.network) as recorder:
+            run = _Rows([Compressed(layers)], model.geometry.kv_heads, len(ids))
+            run.recorder = recorder
+            run.begin(at)
+            output = model.network(
+                input_ids=torch.tensor([ids]), position_ids=at, use_cache=False, kvbench=run
+            )
+        self.chosen = int(output.logits[0, -1].argmax())
+        self.tails = [_joined(groups[0]._tail) for groups in run._layers]
+
+
+def test_the_tail_counts_what_followed_compression(tiny, prefill):
+    geometry = tiny.geometry
+    per_token = geometry.layers * geometry.kv_heads * geometry.head_dim * 2 * 4
+    caches = [keep_whole(prefill), fit(SnapKV(window=8), prefill, Budget(fraction=0.3))]
+    out = decode(tiny, caches, 130, Stop(NEVER, 6), first_logits=prefill.last_logits)
+    # The last token generated is never fed.
+    assert [g.tail_bytes for g in out] == [5 * per_token] * 2
+
+
+@pytest.mark.slow
+def test_batched_equals_alone_on_the_embedded_model(smollm2):
+    text = "The harbour master kept a ledger of every ship. " * 12 + "What did the master keep?"
+    ids = smollm2.tokenizer(text, return_tensors="pt").input_ids[0]
+    prefill = capture(smollm2, ids, NEEDS)
+    caches = _variants(prefill)
+    stop = Stop(smollm2.eos_ids, 16)
+
+    def texts(batch: list[Compressed]) -> list[tuple[int, ...]]:
+        out = decode(smollm2, list(batch), len(ids), stop, first_logits=prefill.last_logits)
+        return [g.ids for g in out]
+
+    together = texts(caches)
+    assert [texts([c])[0] for c in caches] == together
