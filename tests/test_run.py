@@ -1,0 +1,290 @@
+"""Whole runs through the command line: records, resumption, sharing, failures, bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvbench import capture as capturing
+from kvbench import run as running
+from kvbench.cli import app
+from kvbench.errors import UserError
+from kvbench.record import Record, distinct, read_shards
+from kvbench.sweep import run_words
+
+TINY = ["model=tiny-random", "model.device=cpu", "model.context=1024"]
+
+
+def _record(task: str, i: int, **changes: Any) -> dict[str, Any]:
+    story = " ".join(f"On day {d} the {task} clerk wrote {d * i} in the book." for d in range(14))
+    return {
+        "_id": f"{task}-{i}",
+        "input": f"What did the clerk write on day {i}?",
+        "context": story,
+        "answers": [str(i * i), "nothing"],
+        "all_classes": ["Number", "Person"] if task == "trec" else None,
+        "length": len(story.split()),
+        "dataset": task,
+        "language": "en",
+        **changes,
+    }
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Two tasks of two and three records, in LongBench's format."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for task, count in (("qasper", 2), ("trec", 3)):
+        lines = [json.dumps(_record(task, i + 1)) for i in range(count)]
+        (folder / f"{task}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def _run(data: Path, out: Path, *words: str) -> None:
+    run_words([*TINY, f"data={data}", f"out={out}", *words])
+
+
+def _records(out: Path) -> list[Record]:
+    return [record for _, record in distinct(read_shards(out))]
+
+
+def _lines(out: Path) -> int:
+    return sum(len(p.read_text().splitlines()) for p in out.glob("*.jsonl"))
+
+
+@pytest.fixture
+def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Counts real prefills: the number of tokens of each."""
+    counted: list[int] = []
+
+    def counting(model, ids, needs):
+        counted.append(len(ids))
+        return capturing.capture(model, ids, needs)
+
+    monkeypatch.setattr(running, "capture", counting)
+    return counted
+
+
+def test_one_prefill_serves_every_method_and_budget(data, tmp_path, prefills):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper", "method=streamingllm,snapkv,spindlekv", "budget=0.2,0.5")
+    records = _records(out)
+    assert len(prefills) == 2
+    assert len(records) == 2 * 7
+    assert {r.variant for r in records} == {
+        "fullkv",
+        *(f"{m}@{b}" for m in ("streamingllm", "snapkv", "spindlekv") for b in (0.2, 0.5)),
+    }
+    for r in records:
+        assert r.error is None
+        assert r.prefill_tokens == r.prompt_tokens == prefills[0]
+        if r.method != "fullkv":
+            assert r.ratio_bytes == pytest.approx(r.budget, abs=0.01)
+        assert len(r.r1) == len(r.r2) == len(r.kept_tokens) == 3
+        assert r.decode_width == 7
+
+
+def test_a_task_sweep_is_two_jobs_in_one_folder(data, tmp_path):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper,trec", "method=snapkv", "budget=0.5")
+    assert {r.task for r in _records(out)} == {"qasper", "trec"}
+    assert len(list(out.glob("*.jsonl"))) == 2
+
+
+def test_a_rerun_computes_nothing_and_a_new_method_computes_itself_alone(data, tmp_path, prefills):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper", "method=snapkv", "budget=0.3")
+    before = _lines(out)
+    _run(data, out, "task=qasper", "method=snapkv", "budget=0.3")
+    assert _lines(out) == before
+    assert len(prefills) == 2
+    _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    assert _lines(out) == before + 1 + 2, "a header and two results"
+    assert len(_records(out)) == 6
+
+
+def test_another_protocol_is_another_result(data, tmp_path):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper", "method=snapkv", "limit=1")
+    _run(data, out, "task=qasper", "method=snapkv", "limit=1", "protocol.first_token=compressed")
+    records = _records(out)
+    assert len(records) == 4
+    assert len({r.key for r in records}) == 4
+    assert {r.prompt_tokens - r.prefill_tokens for r in records} == {0, 1}
+
+
+def test_query_aware_false_prefills_the_context_alone(data, tmp_path, prefills):
+    _run(data, tmp_path / "run", "task=qasper", "protocol.query_aware=false", "limit=1")
+    for r in _records(tmp_path / "run"):
+        assert r.prefill_tokens == prefills[0] < r.prompt_tokens
+        assert r.query_aware is False
+    full = next(r for r in _records(tmp_path / "run") if r.method == "fullkv")
+    _run(data, tmp_path / "whole", "task=qasper", "limit=1")
+    whole = next(r for r in _records(tmp_path / "whole") if r.method == "fullkv")
+    assert full.prediction == whole.prediction, "without eviction the split must not matter"
+
+
+def test_variants_in_batches_of_two_say_the_same_as_in_one(data, tmp_path):
+    words = ("task=qasper", "method=snapkv,streamingllm,spindlekv", "budget=0.3")
+    _run(data, tmp_path / "one", *words)
+    _run(data, tmp_path / "two", *words, "decode_width=2")
+    one = {r.key: r.prediction for r in _records(tmp_path / "one")}
+    two = {r.key: r.prediction for r in _records(tmp_path / "two")}
+    assert one == two
+    assert {r.decode_width for r in _records(tmp_path / "two")} == {2}
+
+
+def test_a_failing_method_costs_its_own_results_only(data, tmp_path, monkeypatch):
+    from kvbench.methods.snapkv import SnapKV
+
+    original = SnapKV.compress
+    calls = []
+
+    def failing(self, prefill, budget):
+        calls.append(1)
+        if len(calls) == 1:
+            raise RuntimeError("planted\nfault")
+        return original(self, prefill, budget)
+
+    monkeypatch.setattr(SnapKV, "compress", failing)
+    out = tmp_path / "run"
+    with pytest.raises(SystemExit) as ended:
+        _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    assert ended.value.code == 1
+    failed = [r for r in _records(out) if r.error is not None]
+    assert len(_records(out)) == 6
+    assert [(r.variant, r.prediction, r.score) for r in failed] == [("snapkv@0.3", None, None)]
+    assert "planted fault" in failed[0].error
+    assert "\n" not in failed[0].error
+    _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    assert all(r.error is None for r in _records(out)), "a rerun mends what failed"
+
+
+def test_the_header_says_what_made_the_records(data, tmp_path):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper", "method=snapkv", "limit=1")
+    header = read_shards(out)[0].header
+    assert header["protocol"]["name"] == "official"
+    assert header["model"]["path"] == "random"
+    assert header["versions"]["torch"]
+    assert set(header["git"]) >= {"commit", "dirty"}
+    assert header["config"]["budget"] == 0.2
+    assert header["data"]["hashes"]["qasper"]
+    assert [v["label"] for v in header["variants"]] == ["fullkv", "snapkv@0.2"]
+
+
+# Bad input: one line, exit code 2, nothing written.
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=snapvk"], "snapkv"),
+        (["task=quasper"], "qasper"),
+        (["model=tiny-randm"], "tiny-random"),
+        (["protocol=offical"], "official"),
+        (["method=snapkv", "method.windw=8"], "window"),
+        (["bugdet=0.2"], "budget"),
+        (["budget=0"], "budget 0"),
+        (["budget=-1"], "budget -1"),
+        (["budget=1.5"], "budget 1.5"),
+        (["budget=nan"], "budget nan"),
+        (["budget='a lot'"], "a lot"),
+        (["method=snapkv", "method.window=0"], "window=0"),
+        (["method=snapkv", "method.window=wide"], "wide"),
+        (["method=spindlekv", "method.theta_key=1.2"], "theta_key=1.2"),
+        (["limit=0"], "limit=0"),
+        (["data=/no/such/folder"], "/no/such/folder"),
+        (["model.path=/no/such/model"], "/no/such/model"),
+        (["protocol.truncation=none", "model.context=64"], "64"),
+        (["method"], "method"),
+    ],
+)
+def test_a_mistake_is_one_line_and_leaves_nothing_behind(data, tmp_path, monkeypatch, words, said):
+    monkeypatch.chdir(tmp_path)
+    before = sorted(p.name for p in tmp_path.iterdir())
+    named = {w.split("=")[0] for w in words}
+    base = [w for w in [*TINY, f"data={data}", "task=qasper"] if w.split("=")[0] not in named]
+    result = CliRunner().invoke(app, ["run", *base, *words])
+    assert result.exit_code == 2, result.output
+    lines = [line for line in result.stderr.splitlines() if line.strip()]
+    assert len(lines) == 1, result.stderr
+    assert lines[0].startswith("kvbench: ")
+    assert said in lines[0]
+    assert sorted(p.name for p in tmp_path.iterdir()) == before
+
+
+def _corrupt(data: Path, text: str) -> None:
+    with (data / "qasper.jsonl").open("a", encoding="utf-8") as file:
+        file.write(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('{"input": ', "line 3"),
+        (json.dumps({k: v for k, v in _record("qasper", 9).items() if k != "context"}), "context"),
+        (json.dumps(_record("qasper", 9, answers=[])), "answers"),
+    ],
+)
+def test_a_bad_data_line_is_named_before_anything_runs(data, tmp_path, line, said):
+    _corrupt(data, line)
+    out = tmp_path / "run"
+    with pytest.raises(UserError) as caught:
+        _run(data, out, "task=qasper")
+    assert "qasper.jsonl" in str(caught.value)
+    assert "3" in str(caught.value)
+    assert said in str(caught.value)
+    assert not out.exists()
+
+
+def test_a_missing_task_file_is_named(data, tmp_path):
+    (data / "trec.jsonl").unlink()
+    with pytest.raises(UserError, match="trec"):
+        _run(data, tmp_path / "run", "task=trec")
+
+
+@pytest.mark.skipif(shutil.which("mount") is None, reason="needs mount to make a read-only folder")
+def test_an_unwritable_folder_is_refused_before_the_model_runs(data, tmp_path, prefills):
+    if os.geteuid() != 0:
+        locked = tmp_path / "locked"
+        locked.mkdir(mode=0o500)
+    else:
+        locked = Path("/proc/kvbench-run")  # root may write anywhere but in a kernel file system
+    with pytest.raises(UserError, match="cannot write"):
+        _run(data, locked / "run", "task=qasper")
+    assert prefills == []
+
+
+def test_a_full_disk_is_one_line(data, tmp_path, monkeypatch):
+    from kvbench import record
+
+    def full(shard, value):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(record, "_append_line", full)
+    with pytest.raises(UserError, match="No space left on device"):
+        _run(data, tmp_path / "run", "task=qasper")
+
+
+def test_report_prints_the_table_of_the_run(data, tmp_path):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    result = CliRunner().invoke(app, ["report", str(out)])
+    assert result.exit_code == 0
+    assert "fullkv" in result.output
+    assert "snapkv@0.3" in result.output
+    assert "protocol official" in result.output
+
+
+def test_score_finds_the_recorded_scores_again(data, tmp_path):
+    out = tmp_path / "run"
+    _run(data, out, "task=qasper,trec", "method=snapkv", "budget=0.3")
+    result = CliRunner().invoke(app, ["score", str(out), "--json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.output)
