@@ -202,8 +202,9 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         check_whole_number(name, plain[name], optional=True)
     check_whole_number("seed", plain["seed"], least=0)
     data = str(plain["data"])
+    _ = model.kind  # this and the next refuse a path that is not there
     if data != "hub":
-        open_source(data)  # refuses a path that is not there
+        open_source(data)
     suite_choice, variants = _variants(plain, overrides, targets_allowed)
     out = plain["out"] or Path(
         "results", "runs", f"{model.name}-{data_label(data)}-{protocol.name}"
@@ -271,8 +272,9 @@ def _variants(
         raise UserError(f"baseline={baseline!r} is neither true nor false")
     suite_choice = ""
     found: dict[str, Variant] = {}
-    for row in [[f"method={BASELINE}"]] * baseline + rows:
-        composed = hydra.compose("config", words + list(row), return_hydra_config=True)
+    # The baseline takes no word meant for the methods, such as method.window=16.
+    for row in [[f"method={BASELINE}"]] * baseline + [words + row for row in rows]:
+        composed = hydra.compose("config", row, return_hydra_config=True)
         suite_choice = str(composed.hydra.runtime.choices["task"])
         variant = _variant(composed, targets_allowed)
         found.setdefault(variant.label, variant)

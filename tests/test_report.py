@@ -237,12 +237,8 @@ def test_rescoring_counts_the_scores_that_changed(tmp_path: Path) -> None:
 
 
 def test_rescoring_takes_another_code_similarity(tmp_path: Path) -> None:
-    code = replace(
-        A_RECORD,
-        task="lcc",
-        prediction="private int count = 0;",
-        answers=["int total = counter.size();"],
-    )
+    answer = "int total = counter.size();"
+    code = replace(A_RECORD, task="lcc", prediction="private int count = 0;", answers=[answer])
     write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["lcc"]), [code])
     found = {}
     for backend in ("difflib", "levenshtein"):
