@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from kvbench.report.tables import Row, Table, data_hashes
+from kvbench.report.tables import Row, Table
 
 _LIBRARIES = ("kvbench", "torch", "transformers", "rouge", "jieba", "rapidfuzz")
 
@@ -104,7 +104,7 @@ def _budgets(table: Table) -> dict[str, list[Row]]:
 def _data_hashes(table: Table) -> dict[str, str]:
     hashes: dict[str, str] = {}
     for header in table.headers:
-        hashes |= data_hashes(header)
+        hashes |= header["data"]["hashes"]
     return hashes
 
 

@@ -147,15 +147,8 @@ def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     data, others = one["data"], other["data"]
     if any(data.get(part) != others.get(part) for part in ("setting", "revision")):
         return False
-    hashes, other_hashes = data_hashes(one), data_hashes(other)
+    hashes, other_hashes = data["hashes"], others["hashes"]
     return all(hashes[task] == other_hashes[task] for task in hashes.keys() & other_hashes.keys())
-
-
-def data_hashes(header: Mapping[str, Any]) -> Mapping[str, str]:
-    """Task, or tasks joined by blanks where a run hashed them together -> hash of the data."""
-    data = header["data"]
-    hashes: Mapping[str, str] | None = data.get("hashes")
-    return hashes or {" ".join(task["name"] for task in header["tasks"]): data["hash"]}
 
 
 def _text(value: object) -> str:
