@@ -137,10 +137,43 @@ def causal_attention(
         if softcap is None:
             out[:, :, start:end] = _grouped_sdpa(block, keys, values, scaling, mask=~hidden)
         else:
-            weights = _weights(block, keys, scaling, softcap, hidden)  # [B, G, g, t, n]
-            batch, kv_heads, group, t, n = weights.shape
-            rows = weights.to(v.dtype).view(batch, kv_heads, group * t, n) @ values
-            out[:, :, start:end] = rows.view(batch, kv_heads * group, t, -1)
+            out[:, :, start:end] = _softcapped(block, keys, values, scaling, softcap, hidden)
+    return out
+
+
+def attention_at(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    query_at: Tensor,
+    key_at: Tensor,
+    scaling: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+) -> Tensor:
+    """Exact attention of tokens over keys that lie at any ascending positions, gaps included.
+
+    Args:
+        q: [B, Q, t, D].
+        k: [B, G, n, D].
+        v: [B, G, n, D].
+        query_at: [t] positions of the queries, ascending.
+        key_at: [n] positions of the keys, ascending; a query sees those at or before its own.
+        scaling: factor on q.k.
+        sliding_window: as in `causal_attention`, in positions.
+        softcap: as in `causal_attention`.
+
+    Returns:
+        [B, Q, t, D] in q's dtype.
+    """
+    out = torch.empty_like(q, memory_format=torch.contiguous_format)
+    for start in range(0, q.shape[2], _QUERY_BLOCK):
+        some = slice(start, min(start + _QUERY_BLOCK, q.shape[2]))
+        hidden = hidden_at(query_at[some], key_at, sliding_window)
+        if softcap is None:
+            out[:, :, some] = _grouped_sdpa(q[:, :, some], k, v, scaling, mask=~hidden)
+        else:
+            out[:, :, some] = _softcapped(q[:, :, some], k, v, scaling, softcap, hidden)
     return out
 
 
@@ -173,7 +206,7 @@ def column_sums(
         first = _first_visible(start, sliding_window)
         hidden = _hidden(start, end, first, sliding_window, q.device)
         block = q[:, start:end].unsqueeze(0)
-        weights = _weights(block, keys[:, :, first:end], scaling, softcap, hidden)
+        weights = attention_weights(block, keys[:, :, first:end], scaling, softcap, hidden)
         sums[:, first:end] += weights.sum(dim=-2).view(heads, end - first)
     return sums
 
@@ -202,7 +235,19 @@ def _grouped_sdpa(
     )
 
 
-def _weights(q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor) -> Tensor:
+def _softcapped(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float, hidden: Tensor
+) -> Tensor:
+    """Attention of [B, Q, t, D] over [B, G, n, D] with bounded logits, for which no kernel is."""
+    weights = attention_weights(q, k, scaling, softcap, hidden)
+    batch, kv_heads, group, t, n = weights.shape
+    rows = weights.to(v.dtype).view(batch, kv_heads, group * t, n) @ v
+    return rows.view(batch, kv_heads * group, t, -1)
+
+
+def attention_weights(
+    q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor
+) -> Tensor:
     """Softmax weights [B, G, g, t, n] float32 of q [B, Q, t, D] over k [B, G, n, D].
 
     `hidden` [t, n] is true where a query must not see a key.
@@ -217,6 +262,15 @@ def _weights(q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden
     return logits.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
 
 
+def hidden_at(query_at: Tensor, key_at: Tensor, sliding_window: int | None) -> Tensor:
+    """[t, n] bool: true where a query at `query_at` [t] must not see a key at `key_at` [n]."""
+    query_at, key_at = query_at[:, None], key_at[None, :]
+    hidden = key_at > query_at
+    if sliding_window is not None:
+        hidden |= key_at <= query_at - sliding_window
+    return hidden
+
+
 def _first_visible(start: int, sliding_window: int | None) -> int:
     """The first key that any query at position >= start sees."""
     return 0 if sliding_window is None else max(0, start - sliding_window + 1)
@@ -226,12 +280,8 @@ def _hidden(
     start: int, end: int, first: int, sliding_window: int | None, device: torch.device
 ) -> Tensor:
     """[end - start, end - first] bool: true where a query at start.. must not see a key first.."""
-    query_at = torch.arange(start, end, device=device)[:, None]
-    key_at = torch.arange(first, end, device=device)[None, :]
-    hidden = key_at > query_at
-    if sliding_window is not None:
-        hidden |= key_at <= query_at - sliding_window
-    return hidden
+    query_at = torch.arange(start, end, device=device)
+    return hidden_at(query_at, torch.arange(first, end, device=device), sliding_window)
 
 
 class RotaryRecorder:
