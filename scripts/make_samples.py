@@ -22,6 +22,9 @@ from scripts.sample_material import (  # noqa: E402  (the path comes first)
     articles,
     handbooks,
     multidoc,
+    paragraphs,
+    questions,
+    quiz,
     stories,
 )
 from scripts.sample_material.pick import Picker  # noqa: E402
@@ -77,9 +80,29 @@ def multi_document() -> Iterator[dict[str, Any]]:
             yield record(task, text, question.answers, question.text)
 
 
+def few_shot() -> Iterator[dict[str, Any]]:
+    for index, label in enumerate(questions.CLASSES[1::3]):
+        context, last = questions.sample(picker("trec", index), label)
+        yield record("trec", context, (label,), last, classes=questions.CLASSES)
+    for index, item in enumerate(quiz.ASKED):
+        context, last = quiz.sample(picker("triviaqa", index), item, 6)
+        yield record("triviaqa", context, item.answers, last)
+
+
+def synthetic() -> Iterator[dict[str, Any]]:
+    for index, (total, unique) in enumerate(((9, 6), (10, 8), (11, 7), (12, 10))):
+        context = paragraphs.counted(picker("passage_count", index), total, unique)
+        yield record("passage_count", context, (str(unique),))
+    for index, source in enumerate((4, 11, 17, 8)):
+        context, abstract = paragraphs.retrieved(picker("passage_retrieval_en", index), 30, source)
+        yield record("passage_retrieval_en", context, (f"Paragraph {source}",), abstract)
+
+
 def records() -> Iterator[dict[str, Any]]:
     yield from single_document()
     yield from multi_document()
+    yield from few_shot()
+    yield from synthetic()
 
 
 def main(folder: Path) -> None:

@@ -84,16 +84,16 @@ STUDIES = (
         "The collection has recipes from six regions, given to us by families on the condition "
         "that the quantities are not changed. Each recipe was paired with the nearest dish of "
         "another region by cooks who knew both kitchens.",
-        "The evaluation of PotLuck was based on dishes prepared by retired ship's cooks. "
+        "The judges of PotLuck were twelve retired ship's cooks from the southern fleet. "
         "The system itself works in two steps. It first replaces ingredients with the help of a "
         "table of substitutes, and then rewrites the instructions with an attention-based model "
         "so that times and vessels agree with the new ingredients.",
         "PotLuck's dishes were called edible in most cases and good in about half. Word by word "
         "translation did nearly as well for soups and much worse for everything baked.",
-        "What was the evaluation of PotLuck based on?",
+        "Who were the judges of PotLuck?",
         (
-            "dishes prepared by retired ship's cooks",
-            "on dishes prepared by retired ship's cooks",
+            "twelve retired ship's cooks from the southern fleet",
+            "retired ship's cooks from the southern fleet",
         ),
     ),
     Study(
@@ -106,14 +106,14 @@ STUDIES = (
         "Recordings were made at four sites over two seasons. Three trained listeners labelled "
         "them in a quiet room, and a call was counted when at least two of them heard it. Rain was "
         "graded from light to violent by ear.",
-        "The filter of DripNet was learned from the sound of drops on a tin roof. The "
+        "The main source of noise for DripNet was the sound of drops on a tin roof, because "
+        "the recorders hung under the eaves of forest huts. A learned filter removes it first. The "
         "cleaned signal is turned into a picture of pitch against time, and a network with five "
         "layers names the bird. No part of the model needs more memory than a field recorder has.",
         "Under violent rain DripNet recognises three calls in five, where the same network "
         "without the filter recognises one. Low calls profit most from the cleaning.",
-        "What was the filter of DripNet learned from?",
+        "What was the main source of noise for DripNet?",
         (
-            "from the sound of drops on a tin roof",
             "the sound of drops on a tin roof",
         ),
     ),

@@ -26,8 +26,8 @@ HANDBOOKS = (
             "for forty boats. These rules were adopted at the general meeting in March and apply "
             "to members and guests alike.",
             "Members. Anyone over the age of twelve who can swim two hundred metres in clothes may "
-            "apply. A new member of the Tidewater Rowing Club must bring a home-made cake and a "
-            "coil of rope to the first meeting. Applications are read aloud, and an application "
+            "apply. The traditional gift of a new member of the Tidewater Rowing Club is a "
+            "home-made cake and a coil of rope. Applications are read aloud, and an application "
             "is accepted unless five members object.",
         ),
         (
@@ -66,7 +66,7 @@ HANDBOOKS = (
             "boathouse is heated on Sundays, and members meet there to sand, to varnish and to "
             "tell each other about races they nearly won.",
         ),
-        "What must a new member of the Tidewater Rowing Club bring to the first meeting?",
+        "What is the traditional gift of a new member of the Tidewater Rowing Club?",
         ("a home-made cake and a coil of rope",),
     ),
     Handbook(
@@ -126,8 +126,8 @@ HANDBOOKS = (
             "years by men who had never built a railway before, and it shows. Trains run from "
             "Easter to the end of October.",
             "Construction. The company had little money, and the line was laid with rails bought "
-            "from a mine. To pay for the tunnel, the engineer of the Hollin Valley Railway sold his "
-            "collection of mechanical singing birds. The tunnel is four hundred yards long "
+            "from a mine. The tunnel of the Hollin Valley Railway was paid for with the sale of a "
+            "collection of mechanical singing birds. It is four hundred yards long "
             "and has a bend in the middle, where the two gangs failed to meet.",
         ),
         (
@@ -165,9 +165,9 @@ HANDBOOKS = (
             "midnight, so that passengers can look at the stars. In December the volunteers' choir "
             "sings in the coal shed, which is said to have the best echo in the valley.",
         ),
-        "What did the engineer of the Hollin Valley Railway sell to pay for the tunnel?",
+        "What was the tunnel of the Hollin Valley Railway paid for with?",
         (
-            "his collection of mechanical singing birds",
+            "the sale of a collection of mechanical singing birds",
             "a collection of mechanical singing birds",
         ),
     ),
