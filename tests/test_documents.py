@@ -26,3 +26,29 @@ def test_every_method_file_says_where_it_differs():
     for file in (ROOT / "methods").glob("*.py"):
         if file.name != "__init__.py":
             assert "Differs from the paper:" in file.read_text(encoding="utf-8"), file.name
+
+
+def test_the_readmes_own_method_runs_from_outside(tmp_path, monkeypatch):
+    """The file and the YAML as printed, in another package, through --config-dir."""
+    from kvbench.record import distinct, read_shards
+    from kvbench.sweep import run_words
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("```python\n# methods/strided.py\n")[2].partition("```")[0]
+    settings = readme.partition("```yaml\n# conf/method/strided.yaml\n")[2].partition("```")[0]
+    (tmp_path / "strided_outside.py").write_text(code, encoding="utf-8")
+    (tmp_path / "method").mkdir()
+    (tmp_path / "method" / "strided.yaml").write_text(
+        settings.replace("kvbench.methods.strided", "strided_outside"), encoding="utf-8"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run_words(
+        [
+            *("model=tiny-random", "model.device=cpu", "task=qasper", "method=strided", "limit=1"),
+            *("budget=0.3", f"out={tmp_path / 'run'}", "allow_targets=true"),
+            *("--config-dir", str(tmp_path)),
+        ]
+    )
+    records = [r for _, r in distinct(read_shards(tmp_path / "run"))]
+    assert [r.error for r in records] == [None, None]
+    assert abs(records[1].ratio_bytes - 0.3) < 0.01
