@@ -29,6 +29,8 @@ class Needs:
     """Whether `k_pre` and `rotary` are read."""
     column_sums: bool = False
     """Whether `column_sums` is read."""
+    classifiers: frozenset[str] = frozenset()
+    """Task classifiers whose answers `task_types` must hold: `oracle`, or folders."""
 
     def __or__(self, other: Needs) -> Needs:
         """The needs of both."""
@@ -36,6 +38,7 @@ class Needs:
             max(self.window, other.window),
             self.pre_rope_keys or other.pre_rope_keys,
             self.column_sums or other.column_sums,
+            self.classifiers | other.classifiers,
         )
 
 

@@ -7,8 +7,8 @@ Knows nothing of methods, budgets or decoding. The forward that fills these obje
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 
@@ -81,6 +81,8 @@ class Prefill:
     """In model order."""
     last_logits: Tensor
     """[vocabulary] float32 logits after the last prefilled token."""
+    task_types: Mapping[str, str] = field(default_factory=dict)
+    """Task classifier -> `localisation` or `aggregation`, for those asked for in `needs`."""
 
     @property
     def tokens(self) -> int:

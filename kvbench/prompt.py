@@ -170,6 +170,11 @@ def _chat_template(task: Task, tokenizer: Any, rules: PromptRules) -> str:
     return rules.chat_template
 
 
+def prompt_text(sample: Sample) -> str:
+    """The whole prompt as the benchmark words it: nothing cut, no chat template around it."""
+    return _filled(sample).text
+
+
 def _filled(sample: Sample) -> _Text:
     """The task's template with the sample in it; the question starts after the context."""
     head, _, tail = sample.task.template.partition("{context}")

@@ -17,6 +17,7 @@ import torch
 
 from kvbench.cache.store import Compressed
 from kvbench.capture import capture
+from kvbench.classifier import task_types
 from kvbench.data import open_source
 from kvbench.decode import Generation, Stop, decode
 from kvbench.fit import fit
@@ -116,7 +117,7 @@ def _results(
     width = plan.decode_width or len(plan.variants)
     for first in range(0, len(variants), width):
         batch = variants[first : first + width]
-        outcomes = _outcomes(model, head, feed, stop, width, batch, progress.phase)
+        outcomes = _outcomes(model, sample, head, feed, stop, width, batch, progress.phase)
         for outcome in outcomes:
             yield _record(plan, model, sample, prompt, len(head), width, outcome)
 
@@ -161,6 +162,7 @@ def _stop(protocol: Protocol, task: Task, model: LoadedModel) -> Stop:
 
 def _outcomes(
     model: LoadedModel,
+    sample: Sample,
     head: Sequence[int],
     feed: Sequence[int],
     stop: Stop,
@@ -173,7 +175,8 @@ def _outcomes(
     show("prefill")
     started = time.perf_counter()
     try:
-        prefill = capture(model, torch.tensor(head), needs)
+        types = task_types(needs.classifiers, sample)
+        prefill = replace(capture(model, torch.tensor(head), needs), task_types=types)
     except Exception as error:
         return [_Outcome(v, error=_told(error, "prefill", head)) for v in variants]
     capture_s = time.perf_counter() - started

@@ -62,16 +62,17 @@ def _positions(cache):
 
 def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
     node = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
-    preset = "defaults" in node
+    preset = "_target_" not in node
     stated = {k: v for k, v in node.items() if k not in ("_target_", "defaults")}
     defaults = vars(type(method)())
     if preset:
         assert stated.keys() <= defaults.keys()
-        assert "_target_" not in node
         head = (CONF / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()[0]
         assert head.startswith("# "), "a preset names its source in its first line"
     else:
-        assert stated == defaults
+        wrapped = {k: v for k, v in defaults.items() if isinstance(v, Method)}
+        assert stated == {k: v for k, v in defaults.items() if k not in wrapped}
+        assert {k: getattr(method, k) for k in wrapped} == wrapped
         assert type(method).__name__.lower() == choice
 
 
@@ -84,7 +85,9 @@ def test_what_is_kept_stays_within_the_budget(method, tokens, value, compresses)
     if budget.keeps_whole(tokens):
         assert found.ratio_bytes == 1.0
     elif budget.tokens is not None:
-        assert sum(found.kept_tokens) / 3 <= budget.tokens + 1  # released schedules round up
+        # Released schedules round up, or keep the observation window on top of the budget.
+        on_top = 32 if getattr(method, "suffix", "inside") == "outside" else 1
+        assert sum(found.kept_tokens) / 3 <= budget.tokens + on_top
     else:
         one_token = max(1.0, 0.05 * tokens) / tokens  # and the search's tolerance
         assert found.ratio_bytes <= budget.fraction + max(0.01, 2 * one_token)
