@@ -37,17 +37,26 @@ def instantiated(node: Mapping[Any, Any], name: str, targets_allowed: bool) -> A
             raise UserError(
                 f"{name}._target_={target} is outside kvbench: add allow_targets=true to run it"
             )
-    try:
-        cls = get_object(str(node.get("_target_")))
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{name}._target_={node.get('_target_')} cannot be found") from error
-    checked = dict(node)
-    if is_dataclass(cls):
-        checked |= _typed(cls, name, {k: v for k, v in node.items() if k != "_target_"})
+    cls = _class_of(node, name)
+    checked = _checked(cls, name, node)
     try:
         return instantiate(checked, _convert_="all")
     except InstantiationException as error:
         raise _unwrapped(error, name) from error
+
+
+def _class_of(node: Mapping[Any, Any], name: str) -> Any:
+    try:
+        return get_object(str(node.get("_target_")))
+    except (ImportError, ValueError) as error:
+        raise UserError(f"{name}._target_={node.get('_target_')} cannot be found") from error
+
+
+def _checked(cls: Any, name: str, node: Mapping[Any, Any]) -> dict[str, Any]:
+    """The node with its fields checked against the class that its `_target_` names."""
+    values = {str(k): v for k, v in node.items() if k != "_target_"}
+    typed = _typed(cls, name, values) if is_dataclass(cls) else values
+    return {"_target_": node.get("_target_"), **typed}
 
 
 def _unwrapped(error: BaseException, name: str) -> UserError:
@@ -95,8 +104,10 @@ def _as_hinted(name: str, value: Any, hint: Any) -> Any:
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     options = typing.get_args(hint) if union else (hint,)
     simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    if any(o not in simple and o is not type(None) for o in options):
-        return value  # nested structures are their own class's business
+    if isinstance(value, Mapping) and "_target_" in value:
+        return _as_nested(name, value, options)
+    if not all(isinstance(o, type) for o in options) or isinstance(value, (Mapping, list)):
+        return value  # other nested structures are their own class's business
     if (value is None and type(None) in options) or type(value) in options:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -104,8 +115,22 @@ def _as_hinted(name: str, value: Any, hint: Any) -> Any:
             return float(value)
         if int in options and float(value).is_integer():
             return int(value)
-    wanted = " or ".join(simple.get(o, "null") for o in options)
+    wanted = " or ".join(simple.get(o, "null" if o is type(None) else _noun(o)) for o in options)
     raise UserError(f"{name}={value!r} is not {wanted}")
+
+
+def _as_nested(name: str, node: Mapping[Any, Any], options: tuple[Any, ...]) -> dict[str, Any]:
+    """Check a nested object's fields, and that its class is one that the field takes."""
+    cls = _class_of(node, name)
+    classes = tuple(o for o in options if isinstance(o, type))
+    if not (isinstance(cls, type) and issubclass(cls, classes)):
+        wanted = " or ".join(_noun(c) for c in classes)
+        raise UserError(f"{name}={node['_target_']} does not fit here: give {wanted}")
+    return _checked(cls, name, node)
+
+
+def _noun(cls: type) -> str:
+    return f"a {cls.__name__}"
 
 
 def check_whole_number(name: str, value: object, *, least: int = 1, optional: bool = False) -> None:

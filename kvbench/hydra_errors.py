@@ -11,6 +11,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 
+from kvbench.overrides import users_words
 from kvbench.suggest import did_you_mean
 
 
@@ -33,15 +34,18 @@ def one_line(error: HydraException, words: Sequence[str]) -> str:
     field = re.search(
         r"Could not (?:override|append|delete|delete from config) '([^']+)'", str(error)
     )
+    if field and field[1].startswith("method@"):
+        return f"{users_words(field[1])} is unknown: the chosen method takes no other there"
     if field and "+" + field[1] not in [w.split("=")[0] for w in words]:
         return f"{field[1]} is unknown: {did_you_mean(field[1], _settable(field[1], words))}"
     cause = error.__cause__ if type(error) is HydraException and error.__cause__ else error
-    return " ".join(str(cause).split())
+    return users_words(" ".join(str(cause).split()))
 
 
 def _settable(name: str, words: Sequence[str]) -> list[str]:
     """Keys beside `name` that the command could have set: same depth, same parent if there is."""
-    chosen = [w for w in words if re.match(r"\+?(model|task|method|protocol|experiment)=[^,]*$", w)]
+    group = r"\+?(model|task|method(@[\w.]+)?|protocol|experiment)=[^,]*$"
+    chosen = [w for w in words if re.match(group, w)]
     parent, _, _ = name.rpartition(".")
     try:
         config = OmegaConf.to_container(_composed(chosen))

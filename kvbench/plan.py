@@ -26,6 +26,7 @@ from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.method import Method
 from kvbench.modelspec import ModelSpec, model_identity
+from kvbench.overrides import hydra_words, nested_group
 from kvbench.suggest import did_you_mean
 from kvbench.tasks.suite import Suite
 from kvbench.tasks.task import Sample, Task
@@ -263,7 +264,7 @@ def _variants(
     Returns:
         The chosen suite and the variants.
     """
-    words = [w for w in overrides if not w.lstrip("+").startswith("variants=")]
+    words = [w for w in hydra_words(overrides) if not w.lstrip("+").startswith("variants=")]
     rows: list[list[str]] = plain["variants"] or [[]]
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise UserError(f"variants={rows!r} is not a list of lists of overrides")
@@ -273,7 +274,7 @@ def _variants(
     suite_choice = ""
     found: dict[str, Variant] = {}
     # The baseline takes no word meant for the methods, such as method.window=16.
-    for row in [[f"method={BASELINE}"]] * baseline + [words + row for row in rows]:
+    for row in [[f"method={BASELINE}"]] * baseline + [words + hydra_words(r) for r in rows]:
         composed = hydra.compose("config", row, return_hydra_config=True)
         suite_choice = str(composed.hydra.runtime.choices["task"])
         variant = _variant(composed, targets_allowed)
@@ -294,18 +295,42 @@ def _variant(composed: DictConfig, targets_allowed: bool) -> Variant:
         # Whatever the budget, all is kept: one row however many budgets are swept.
         return Variant(choice, choice, method, config, Budget(fraction=1.0))
     budget = Budget.parse(composed.budget)
-    published = _default_fields(choice)
-    changed = [f"{k}={_shown(v)}" for k, v in config.items() if published.get(k, ...) != v]
+    changed = _changes(config, choice, dict(composed.hydra.runtime.choices))
     label = f"{choice}@{budget}" + (f"[{','.join(changed)}]" if changed else "")
     return Variant(label, choice, method, config, budget)
 
 
+def _changes(
+    config: Mapping[str, Any], choice: str, chosen: Mapping[str, str | None], path: str = ""
+) -> list[str]:
+    """Fields that differ from the choice's own YAML, such as `beta=0.1` or `base=h2o`.
+
+    Args:
+        config: the fields of one method, nested methods with their `_target_`.
+        choice: its file stem.
+        chosen: Hydra's choices, those of nested methods included.
+        path: where the method stands in the outermost one, such as `base.`.
+    """
+    published, published_choices = _default_fields(choice)
+    changed = []
+    for key, value in config.items():
+        inner = chosen.get(nested_group(path + key))
+        if isinstance(value, Mapping) and inner is not None:
+            if published_choices.get(nested_group(key)) != inner:
+                changed.append(f"{path}{key}={inner}")
+            changed += _changes(_values(value), inner, chosen, f"{path}{key}.")
+        elif published.get(key, ...) != value:
+            changed.append(f"{path}{key}={_shown(value)}")
+    return changed
+
+
 @lru_cache
-def _default_fields(choice: str) -> Mapping[str, Any]:
-    composed = hydra.compose("config", [f"method={choice}"])
+def _default_fields(choice: str) -> tuple[Mapping[str, Any], Mapping[str, str | None]]:
+    """A method's fields as its YAML states them, and what it wraps."""
+    composed = hydra.compose("config", [f"method={choice}"], return_hydra_config=True)
     node = OmegaConf.to_container(composed.method, resolve=True)
     assert isinstance(node, dict)
-    return _values(node)
+    return _values(node), dict(composed.hydra.runtime.choices)
 
 
 def _values(node: Mapping[Any, Any]) -> dict[str, Any]:
@@ -346,8 +371,11 @@ def _method_parts(method: Method) -> list[object]:
 
 @lru_cache
 def _code_version(cls: type[Method]) -> str:
-    source = inspect.getsourcefile(cls)
-    return hashlib.blake2b(Path(source).read_bytes(), digest_size=8).hexdigest() if source else ""
+    """Hash of the files that define the class and the methods it inherits from."""
+    lineage = [c for c in cls.__mro__ if issubclass(c, Method) and c is not Method]
+    files = dict.fromkeys(inspect.getsourcefile(c) for c in lineage)
+    sources = b"".join(Path(f).read_bytes() for f in files if f)
+    return hashlib.blake2b(sources, digest_size=8).hexdigest()
 
 
 def _plain(value: object) -> object:

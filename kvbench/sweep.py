@@ -29,6 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
+from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, plan_from_config
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def run_words(words: Sequence[str]) -> None:
     entry = hydra.main(config_path="pkg://kvbench.conf", config_name="config", version_base="1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
+    words = hydra_words(words)
     sys.argv = ["kvbench run", *words]  # where Hydra reads them
     try:
         entry(run_job)()
@@ -97,7 +99,7 @@ class VariantSweeper(Sweeper):
         """
         assert self.hydra_context is not None and self.launcher is not None
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
-        swept = [f"{axis}={values}" for axis, values in self.params.items()]
+        swept = hydra_words(f"{axis}={values}" for axis, values in self.params.items())
         jobs = folded_jobs(parser.parse_overrides(swept + arguments))
         plans = [self._plan(job) for job in jobs]
         returns: Sequence[JobReturn] = self.launcher.launch(jobs, initial_job_idx=0)

@@ -136,16 +136,21 @@ def store_rows(layer: LayerState, rows: Tensor, *, union: bool = False) -> Store
 
 
 def store_ragged_rows(layer: LayerState, rows: list[Tensor]) -> RowStore:
-    """Store each KV head's own number of rows: `rows` holds G tensors of ascending positions."""
+    """Store each head's own number of rows: `rows` holds G or Q tensors of ascending positions."""
+    copies = len(rows) // layer.kv_heads
     bands = [
-        Band(layer.k[h, r][None], layer.v[h, r][None], r.to(torch.int32)[None])
+        Band(layer.k[h // copies, r][None], layer.v[h // copies, r][None], r.to(torch.int32)[None])
         for h, r in enumerate(rows)
     ]
     return RowStore(tuple(bands), layer.sliding_window is not None)
 
 
 def store_whole(layer: LayerState) -> RowStore:
-    """Store every row of a layer in the native layout, sharing the capture's memory."""
-    positions = torch.arange(layer.tokens, dtype=torch.int32, device=layer.k.device)
+    """Store every row the layer was fed in the native layout, sharing the capture's memory."""
+    if layer.positions is None:
+        positions = torch.arange(layer.tokens, dtype=torch.int32, device=layer.k.device)
+    else:
+        positions = layer.positions.to(torch.int32)
     band = Band(layer.k, layer.v, positions.expand(layer.kv_heads, -1))
-    return RowStore((band,))
+    # Without gaps a row's place is its position, and none need be kept.
+    return RowStore((band,), layer.positions is not None and layer.sliding_window is not None)

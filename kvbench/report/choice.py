@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 import hydra
 from hydra.errors import HydraException
@@ -16,6 +16,7 @@ from kvbench.configured import instantiated
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
 from kvbench.modelspec import ModelSpec
+from kvbench.overrides import hydra_words
 from kvbench.plan import Protocol
 
 _GROUPS = ("method", "model", "task", "protocol", "experiment")
@@ -48,6 +49,7 @@ def shown(words: Sequence[str]) -> str:
 
 
 def _resolved(group: str, words: Sequence[str]) -> dict[str, Any]:
+    words = hydra_words(words)
     try:
         with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
             config = hydra.compose("config", list(words))
@@ -63,10 +65,17 @@ def _field_lines(node: Mapping[str, Any], cls: type | None) -> list[str]:
     values = {k: v for k, v in node.items() if k != "_target_"}
     sources = field_sources(cls) if cls is not None else {}
     defaults = {f.name: f.default for f in fields(cls)} if is_dataclass(cls) else {}
-    left = {name: f"{name}: {_shown(value)}" for name, value in values.items()}
+    left = {
+        name: f"{name}: {_shown(value)}" for name, value in values.items() if not _is_object(value)
+    }
     width = min(40, max((len(text) for text in left.values()), default=0))
     lines = []
     for name, value in values.items():
+        if _is_object(value):
+            inner = get_object(str(value["_target_"]))
+            lines += [f"  {name}: {value['_target_']}"]
+            lines += ["  " + line for line in _field_lines(value, inner)]
+            continue
         line = f"  {left[name]:<{width}}"
         if name in defaults and type(defaults[name]) in (bool, int, float, str, type(None)):
             line += f"  default {_shown(defaults[name])}" if defaults[name] != value else ""
@@ -74,6 +83,10 @@ def _field_lines(node: Mapping[str, Any], cls: type | None) -> list[str]:
             line += f"  # {sources[name]}"
         lines.append(line.rstrip())
     return lines
+
+
+def _is_object(value: object) -> TypeGuard[Mapping[str, Any]]:
+    return isinstance(value, Mapping) and "_target_" in value
 
 
 def _shown(value: object) -> str:

@@ -1,0 +1,31 @@
+"""The words of a command line as Hydra spells them.
+
+A method that wraps another takes it from the same config group, in a package of its own:
+`method/base=h2o` is Hydra's `method@method.base=h2o`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_NESTED = re.compile(r"^(\+{0,2}|~)method/([\w/]+)(?==|$)")
+
+
+def hydra_words(words: Iterable[str]) -> list[str]:
+    """Spell nested methods as Hydra does; every other word stays as it is.
+
+    Args:
+        words: overrides such as `method/base=snapkv,h2o` or `budget=0.2`, and flags.
+    """
+    return [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
+
+
+def nested_group(path: str) -> str:
+    """Hydra's name of the group that fills a field of the method: `base` or `base/base`."""
+    return f"method@method.{path.replace('/', '.')}"
+
+
+def users_words(text: str) -> str:
+    """Hydra's spelling of a nested method inside a text, as the user writes it."""
+    return re.sub(r"method@method\.([\w.]+)", lambda m: "method/" + m[1].replace(".", "/"), text)

@@ -1,0 +1,203 @@
+"""Methods that wrap another: how the words compose, what labels and fingerprints say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import hydra
+import naive
+import pytest
+import torch
+from conftest import one_line
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from kvbench.budget import Budget
+from kvbench.configured import instantiated
+from kvbench.errors import UserError
+from kvbench.ledger import ledger
+from kvbench.method import Method
+from kvbench.methods.adakv import AdaKV, blended_shares, free_shares
+from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.overrides import hydra_words
+from kvbench.plan import Plan, Variant, _code_version, plan_from_config
+from kvbench.sweep import folded_jobs, run_words
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        yield
+
+
+def planned(*words: str) -> Plan:
+    words = ("model=tiny-random", "task=qasper", "baseline=false", *hydra_words(words))
+    config = hydra.compose("config", list(words))
+    return plan_from_config(config, list(words))
+
+
+def only_variant(*words: str) -> Variant:
+    (variant,) = planned(*words).variants
+    return variant
+
+
+def test_a_nested_method_is_spelled_as_a_packaged_group():
+    words = ["method/base=h2o,snapkv", "+method/base/base=h2o", "~method/evict", "method=a"]
+    assert hydra_words(words) == [
+        "method@method.base=h2o,snapkv",
+        "+method@method.base.base=h2o",
+        "~method@method.evict",
+        "method=a",
+    ]
+    assert hydra_words(["data=/method/base=x", "method.base.window=8"]) == [
+        "data=/method/base=x",
+        "method.base.window=8",
+    ]
+
+
+def test_every_method_yaml_that_scores_rows_can_be_a_base(composing):
+    names = [p.stem for p in (Path(__file__).parents[1] / "conf/method").glob("*.yaml")]
+    bases = {}
+    for name in names:
+        words = hydra_words(["method=adakv", f"method/base={name}"])
+        node = OmegaConf.to_container(hydra.compose("config", words).method, resolve=True)
+        alone = OmegaConf.to_container(hydra.compose("config", [f"method={name}"]).method)
+        assert node["base"] == alone
+        bases[name] = node["base"]
+    assert {"snapkv", "snapkv_kvpress", "pyramidkv"} <= bases.keys()
+
+
+def test_words_reach_the_wrapped_method(composing):
+    method = only_variant("method=adakv", "method/base=pyramidkv", "method.base.window=9").method
+    assert method == AdaKV(base=PyramidKV(window=9))
+
+
+def test_a_sweep_of_bases_folds_into_variants(composing):
+    words = hydra_words(["method=adakv", "method/base=pyramidkv,snapkv", "limit=1"])
+    (job,) = folded_jobs(OverridesParser.create().parse_overrides(words))
+    labels = [v.label for v in planned(*job).variants]
+    assert labels == ["adakv@0.2[base=pyramidkv]", "adakv@0.2"]
+
+
+def test_labels_say_which_base_and_which_of_its_fields_changed(composing):
+    assert only_variant("method=adakv").label == "adakv@0.2"
+    label = only_variant(
+        "method=adakv", "method/base=pyramidkv", "method.base.beta=5", "method.alpha=0.1"
+    ).label
+    assert label == "adakv@0.2[base=pyramidkv,base.beta=5,alpha=0.1]"
+    assert only_variant("method=adakv_kvpress").label == "adakv_kvpress@0.2"
+
+
+def test_the_record_key_follows_the_base(composing):
+    words = [[], ["method/base=pyramidkv"], ["method.base.window=8"]]
+    digests = {only_variant("method=adakv", *w).digest for w in words}
+    assert len(digests) == 3
+
+
+def test_the_code_version_covers_the_classes_a_method_inherits_from(tmp_path, monkeypatch):
+    source = "\n".join(
+        [
+            "from dataclasses import dataclass",
+            "from kvbench.methods.snapkv import SnapKV",
+            "@dataclass(frozen=True)",
+            "class Child(SnapKV):",
+            "    pass",
+        ]
+    )
+    (tmp_path / "child_method.py").write_text(source, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    from child_method import Child
+
+    import kvbench.methods.snapkv as parent
+
+    before = _code_version(Child)
+    edited = tmp_path / "snapkv.py"
+    edited.write_text(Path(parent.__file__).read_text(encoding="utf-8") + "#\n", encoding="utf-8")
+    monkeypatch.setattr(parent, "__file__", str(edited))
+    _code_version.cache_clear()
+    assert _code_version(Child) != before
+    _code_version.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["method=adakv", "method/base=snapkx"], "snapkx is unknown: did you mean snapkv"),
+        (["method=snapkv", "method/base=snapkv"], "method/base is unknown"),
+        (["method=adakv", "method/base=fullkv"], "fullkv.FullKV does not fit here: give a Scor"),
+        (["method=adakv", "method.base.windw=8"], "did you mean method.base.window"),
+        (["method=adakv", "method.base.window=x"], "method.base.window='x' is not a whole number"),
+        (["method=adakv", "method.base=3"], "method.base=3 is not a ScoringMethod"),
+        (["method=adakv", "method.base.heads=query"], "give repeat"),
+    ],
+)
+def test_a_wrong_base_is_refused_in_one_line(words, told, tmp_path):
+    with pytest.raises(UserError) as caught:
+        run_words(["model=tiny-random", "task=qasper", f"out={tmp_path}", *words])
+    assert told in one_line(caught)
+
+
+def test_a_nested_target_outside_kvbench_needs_leave():
+    node = {
+        "_target_": "kvbench.methods.adakv.AdaKV",
+        "base": {"_target_": "test_composition.LastRowsScored"},
+    }
+    with pytest.raises(UserError, match="outside kvbench"):
+        instantiated(node, "method", targets_allowed=False)
+    method = instantiated(node, "method", targets_allowed=True)
+    assert isinstance(method.base, LastRowsScored)
+
+
+@dataclass(frozen=True)
+class LastRowsScored(SnapKV):
+    def head_scores(self, layer, window):
+        return torch.arange(layer.tokens - window).float().expand(layer.kv_heads, -1)
+
+
+def _lengths(cache) -> list[list[int]]:
+    return [[b.k.shape[1] for b in s.materialise() for _ in b.k] for s in cache.layers]
+
+
+def test_adakv_shares_rows_among_heads_by_score():
+    scores = torch.tensor([[0.9, 0.8, 0.7, 0.6], [0.5, 0.1, 0.2, 0.3]])
+    assert free_shares(scores, 2) == [4, 0]
+    assert free_shares(scores, 2, least=1) == [3, 1]
+    assert blended_shares(scores, 2, 0.5) == [3, 1]
+    assert blended_shares(scores, 2, 1.0) == [2, 2]
+    assert free_shares(torch.ones(2, 4), 2) == [2, 2]
+
+
+@pytest.mark.parametrize("safeguard", ["blend", "minimum"])
+def test_adakv_holds_the_budget_in_ragged_heads_and_frees_the_rest(safeguard):
+    prefill = naive.random_prefill(200, kv_heads=4, query_heads=8)
+    method = AdaKV(base=SnapKV(window=8), safeguard=safeguard)
+    cache = method.compress(prefill, Budget(fraction=0.3))
+    found = ledger(prefill, cache)
+    assert found.ratio_bytes == 0.3
+    assert any(len(set(lengths)) > 1 for lengths in _lengths(cache))
+
+
+def test_adakv_with_alpha_one_is_its_base():
+    prefill = naive.random_prefill(200)
+    for base in (SnapKV(), PyramidKV()):
+        ours = AdaKV(base=base, alpha=1.0).compress(prefill, Budget(fraction=0.3))
+        theirs = base.compress(prefill, Budget(fraction=0.3))
+        for a, b in zip(ours.layers, theirs.layers, strict=True):
+            kept = [p.tolist() for band in a.materialise() for p in band.positions]
+            assert kept == b.materialise()[0].positions.tolist()
+
+
+def test_adakv_selects_per_query_head_where_each_stores_its_own_rows():
+    prefill = naive.random_prefill(200)
+    method = AdaKV(base=SnapKV(heads="query", store="repeat", window=8))
+    cache = method.compress(prefill, Budget(fraction=0.3))
+    assert len(_lengths(cache)[0]) == 4
+    assert ledger(prefill, cache).ratio_bytes == pytest.approx(0.3, abs=0.006)
+
+
+def test_a_wrapper_is_a_method_of_its_own():
+    assert isinstance(AdaKV(), Method)
+    assert AdaKV(base=SnapKV(window=5)).needs == SnapKV(window=5).needs
