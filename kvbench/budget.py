@@ -79,13 +79,13 @@ def window_and_context(mean_tokens: float, window: int, tokens: int) -> tuple[in
 
     Args:
         mean_tokens: tokens per head, window included, real-valued.
-        window: W, recent tokens the method always keeps.
+        window: W, recent tokens the method always keeps; 0: none.
         tokens: T.
 
     Returns:
-        The window that fits, at least 1, and the context tokens per head, real-valued, >= 0.
+        The window that fits, at least 1 unless W is 0, and the context tokens per head, real-valued, >= 0.
     """
-    fits = max(1, min(window, tokens, whole(mean_tokens)))
+    fits = max(min(window, 1), min(window, tokens, whole(mean_tokens)))
     return fits, max(0.0, min(mean_tokens, tokens) - fits)
 
 

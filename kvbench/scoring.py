@@ -1,6 +1,7 @@
 """The common half of eviction methods: keep the newest tokens and the highest-scored context rows.
 
-A method of this kind says how rows are scored, and, where layers differ, how many each keeps.
+A method of this kind says how rows are scored, how many of the newest tokens are kept whatever
+their score, and, where layers differ, how many rows each keeps.
 """
 
 from __future__ import annotations
@@ -13,37 +14,40 @@ from torch import Tensor
 from kvbench.budget import Budget, whole, window_and_context
 from kvbench.cache.rows import store_rows
 from kvbench.cache.store import Compressed
-from kvbench.method import Method, Needs, check_choice, check_range
+from kvbench.errors import UserError
+from kvbench.method import Method, check_choice
 from kvbench.ops import top_rows, with_window
 from kvbench.prefill import LayerState, Prefill
 
 
 @dataclass(frozen=True)
 class ScoringMethod(Method):
-    """Keep the window and, per selecting head, the context rows with the highest scores.
+    """Keep the newest tokens and, per selecting head, the context rows with the highest scores.
 
-    A budget smaller than the window keeps the newest tokens only.
+    A budget smaller than what is always kept holds the newest tokens only.
     """
 
-    window: int = 32  # kvbench; methods state their own
     heads: str = "kv"  # who selects: each `query` head, each `kv` head, or `all` heads as one
     store: str = "union"  # with heads=query: each row once, or `repeat`: a copy per query head
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
-        check_range("window", self.window, 1)
         check_choice("heads", self.heads, "query", "kv", "all")
         check_choice("store", self.store, "union", "repeat")
-
-    @property
-    def needs(self) -> Needs:
-        """The window's queries."""
-        return Needs(window=self.window)
 
     @property
     def bytes_follow_data(self) -> bool:
         """A union's size depends on how much the query heads agree."""
         return self.heads == "query" and self.store == "union"
+
+    @property
+    def evicts_in_decode(self) -> bool:
+        """Whether the caches of `compress` evict generated tokens too; wrappers cannot follow."""
+        return False
+
+    @abstractmethod
+    def newest_rows(self, mean_tokens: float) -> int:
+        """Newest tokens always kept where heads hold `mean_tokens` on average; 0 is none."""
 
     @abstractmethod
     def head_scores(self, layer: LayerState, window: int) -> Tensor:
@@ -69,11 +73,21 @@ class ScoringMethod(Method):
     def context_rows(self, prefill: Prefill, budget: Budget) -> list[tuple[int, int]]:
         """Window and context rows of each layer's heads; here the same in every layer."""
         mean = budget.tokens_per_head(prefill.tokens, self.copies(prefill))
-        window, context = window_and_context(mean, self.window, prefill.tokens)
-        return [(window, whole(context))] * len(prefill.layers)
+        window, context = window_and_context(mean, self.newest_rows(mean), prefill.tokens)
+        return [(window, max(1 - window, whole(context)))] * len(prefill.layers)
 
     def copies(self, prefill: Prefill) -> int:
         """Copies of a row that the layout stores: g where each query head has its own."""
         layer = prefill.layers[0]
         repeated = self.heads == "query" and self.store == "repeat"
         return layer.query_heads // layer.kv_heads if repeated else 1
+
+
+def check_base(name: str, base: ScoringMethod) -> None:
+    """Refuse a wrapped method whose own caches go on evicting while decoding.
+
+    Raises:
+        UserError: naming the field.
+    """
+    if base.evicts_in_decode:
+        raise UserError(f"method.{name}.during_decode=true does not reach through: give false")

@@ -27,7 +27,7 @@ from kvbench.errors import UserError
 from kvbench.method import Method, Needs, check_choice, check_range
 from kvbench.ops import top_rows, with_window
 from kvbench.prefill import Prefill
-from kvbench.scoring import ScoringMethod
+from kvbench.scoring import ScoringMethod, check_base
 
 from .snapkv import SnapKV
 
@@ -42,6 +42,7 @@ class AdaKV(Method):
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
+        check_base("base", self.base)
         check_range("alpha", self.alpha, 0, 1)
         check_choice("safeguard", self.safeguard, "blend", "minimum")
         if self.base.heads == "query" and self.base.store == "union":

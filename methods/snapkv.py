@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvbench.method import check_choice, check_odd
+from kvbench.method import Needs, check_choice, check_odd, check_range
 from kvbench.ops import pool, scores_by_layout, window_scores
 from kvbench.prefill import LayerState
 from kvbench.scoring import ScoringMethod
@@ -34,8 +34,18 @@ class SnapKV(ScoringMethod):
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         super().__post_init__()
+        check_range("window", self.window, 1)
         check_choice("pool", self.pool, "none", "max", "average")
         check_odd("kernel", self.kernel)
+
+    @property
+    def needs(self) -> Needs:
+        """The window's queries."""
+        return Needs(window=self.window)
+
+    def newest_rows(self, mean_tokens: float) -> int:
+        """The window."""
+        return self.window
 
     def head_scores(self, layer: LayerState, window: int) -> Tensor:
         """Mean attention from the window, reduced to the layout's heads, then pooled."""
