@@ -1,4 +1,4 @@
-"""One ordinary forward over a prompt, kept as a frozen `Prefill`.
+"""One forward over a prompt, kept as a frozen `Prefill`: the ordinary one, or one that prunes.
 
 Peak memory stays near what is kept: no transformers cache, no T x T tensor, full queries freed
 layer by layer.
@@ -6,7 +6,7 @@ layer by layer.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +21,7 @@ from kvbench.attention import (
 )
 from kvbench.method import Needs
 from kvbench.prefill import LayerState, Prefill, Rotary
+from kvbench.pruning import PruningCapture, PruningPlan, feeding_kept_tokens
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -83,13 +84,17 @@ class _Capture:
         return causal_attention(q, k, v, scaling, sliding_window, softcap)
 
 
-def capture(model: LoadedModel, ids: Tensor, needs: Needs) -> Prefill:
-    """Run one uncompressed forward over a prompt and keep every layer's state.
+def capture(
+    model: LoadedModel, ids: Tensor, needs: Needs, plan: PruningPlan | None = None
+) -> Prefill:
+    """Run one forward over a prompt and keep every layer's state.
 
     Args:
         model: the model.
         ids: [T] long token ids, T >= 1; positions are 0 .. T-1.
         needs: what the methods of this run read, their union.
+        plan: how the prefill prunes, for the methods that ask for just this plan; nothing beyond
+            keys and values is kept then. None: every layer is fed every token.
 
     Returns:
         The frozen prefill, on the devices of its layers.
@@ -103,8 +108,15 @@ def capture(model: LoadedModel, ids: Tensor, needs: Needs) -> Prefill:
     positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
     rotate = rotary_function(network) if needs.pre_rope_keys else None
     recording = recording_pre_rope(network) if needs.pre_rope_keys else nullcontext()
-    with torch.inference_mode(), recording as recorder:
-        run = _Capture(needs, recorder, rotate)
+    run: _Capture | PruningCapture
+    with torch.inference_mode(), recording as recorder, ExitStack() as feeding:
+        if plan is None:
+            run = _Capture(needs, recorder, rotate)
+        else:
+            assert needs == Needs(), "a pruning prefill keeps keys and values only"
+            assert plan.tokens == ids.shape[1], "the plan is another prompt's"
+            run = PruningCapture(plan, model.device)
+            feeding.enter_context(feeding_kept_tokens(network, run))
         output = network(
             input_ids=ids,
             position_ids=positions,

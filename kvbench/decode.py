@@ -67,8 +67,9 @@ def decode(
         caches: one per variant. Emptied, so that each store is freed once its rows are buffered.
         start: T, position of the first token fed, unless a cache says otherwise.
         stop: when to end.
-        first_logits: [vocabulary] logits after the last prefilled token; the first generated
-            token is taken from them where `feed` is empty.
+        first_logits: [vocabulary] or, where the caches come from several prefills,
+            [caches, vocabulary] logits after the last prefilled token; the first generated token
+            is taken from them where `feed` is empty.
         feed: prompt tokens fed after compression: the question where the method must not see
             it, or the last prompt token where nothing generated may come from the prefill.
         width: V, rows of the batch; more than the caches: filled with copies of the smallest.
@@ -129,6 +130,9 @@ def _greedy(
         if feed:
             logits = forward(torch.tensor(feed).expand(width, -1))
         elif first_logits is not None:
+            if first_logits.dim() == 2:
+                filling = first_logits[-1:].expand(width - wanted, -1)
+                first_logits = torch.cat([first_logits, filling])
             logits = first_logits.expand(width, -1)
         else:
             raise ValueError("decoding needs the prefill's logits or tokens to feed")

@@ -77,10 +77,10 @@ def formula15(
     return Formula15(r1, r2, additive, r1 * r2 * r3)
 
 
-def _layer_formula15(layer: LayerState, store: Store) -> Formula15:
+def _layer_formula15(layer: LayerState, store: Store, tokens: int) -> Formula15:
     return formula15(
         kept=store.kept_vectors,
-        native=2 * layer.kv_heads * layer.tokens,
+        native=2 * layer.kv_heads * tokens,
         stored=store.stored_vectors,
         references=store.references,
         head_dim=layer.k.shape[-1],
@@ -93,7 +93,7 @@ def _layer_formula15(layer: LayerState, store: Store) -> Formula15:
 def ledger(prefill: Prefill, compressed: Compressed) -> Ledger:
     """Weigh a compressed cache against the native cache of its prompt."""
     pairs = list(zip(prefill.layers, compressed.layers, strict=True))
-    factors = [_layer_formula15(layer, store) for layer, store in pairs]
+    factors = [_layer_formula15(layer, store, prefill.tokens) for layer, store in pairs]
     kept = tuple(s.kept_vectors / 2 / s.heads for s in compressed.layers)
     parts: dict[str, int] = {}
     for store in compressed.layers:

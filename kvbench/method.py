@@ -17,6 +17,7 @@ from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
 from kvbench.errors import UserError
 from kvbench.prefill import Prefill
+from kvbench.pruning import PruningPlan
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,23 @@ class Method(ABC):
         `fit` then searches the nominal budget whose measured bytes are the budget asked for.
         """
         return False
+
+    @property
+    def acts_after_prefill(self) -> bool:
+        """Whether all it does follows the ordinary prefill, whose logits it shares with FullKV."""
+        return True
+
+    def prefill_plan(self, tokens: int, layers: int, budget: Budget) -> PruningPlan | None:
+        """How the prefill of a prompt prunes for this method; None: the ordinary prefill.
+
+        Methods with equal plans share one capture. `compress` is given a prefill of this plan.
+
+        Args:
+            tokens: T.
+            layers: L.
+            budget: what may be held.
+        """
+        return None
 
     match: str = "bytes"
     """`bytes`: a fractional budget is met in bytes. `eviction`: it is used as the nominal one."""

@@ -56,6 +56,9 @@ class LayerState:
     """The rotation of this layer, where `k_pre` was asked for."""
     column_sums: Tensor | None = None
     """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
+    positions: Tensor | None = None
+    """[T] int64 original positions, ascending, where a pruning prefill fed the layer only some of
+    the prompt's tokens; None: 0 .. T-1."""
 
     @property
     def query_heads(self) -> int:
@@ -69,13 +72,16 @@ class LayerState:
 
     @property
     def tokens(self) -> int:
-        """T."""
+        """T; the tokens this layer was fed, where the prefill pruned."""
         return self.k.shape[1]
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """One ordinary, uncompressed prefill, shared by all methods and budgets of a sample."""
+    """One prefill of a sample, shared by all methods and budgets that take it as it is.
+
+    It is the ordinary, uncompressed one unless a method prunes during the prefill.
+    """
 
     layers: tuple[LayerState, ...]
     """In model order."""
@@ -86,10 +92,13 @@ class Prefill:
 
     @property
     def tokens(self) -> int:
-        """T, the tokens prefilled (the whole prompt, less what is fed after compression)."""
+        """T, the tokens prefilled (the whole prompt, less what is fed after compression).
+
+        The first layer is always fed all of them.
+        """
         return self.layers[0].tokens
 
     @property
     def nbytes(self) -> int:
         """Bytes of the native full cache of these tokens (Q queries and extras not counted)."""
-        return sum(s.k.nbytes + s.v.nbytes for s in self.layers)
+        return sum((s.k.nbytes + s.v.nbytes) // s.tokens * self.tokens for s in self.layers)

@@ -28,6 +28,7 @@ from kvbench.plan import Plan, Protocol, Variant, record_key, scored_fields
 from kvbench.prefill import Prefill
 from kvbench.progress import Progress
 from kvbench.prompt import Prompt, PromptRules, render
+from kvbench.pruning import PruningPlan
 from kvbench.record import Record, Writer, done_keys, now, run_header
 from kvbench.tasks.task import Sample, Task
 
@@ -170,44 +171,66 @@ def _outcomes(
     variants: Sequence[Variant],
     show: Callable[[str], None],
 ) -> list[_Outcome]:
-    """Prefill once, compress for each variant, decode all as one batch."""
-    needs = reduce(or_, (v.method.needs for v in variants), Needs())
-    show("prefill")
-    started = time.perf_counter()
-    try:
-        types = task_types(needs.classifiers, sample)
-        prefill = replace(capture(model, torch.tensor(head), needs), task_types=types)
-    except Exception as error:
-        return [_Outcome(v, error=_told(error, "prefill", head)) for v in variants]
-    capture_s = time.perf_counter() - started
+    """Prefill once, compress for each variant, decode all as one batch.
 
+    Variants that prune during the prefill have one of their own; all decode together.
+    """
+    prefills: dict[PruningPlan | None, list[Variant]] = {}
+    for variant in variants:
+        plan = variant.method.prefill_plan(len(head), model.geometry.layers, variant.budget)
+        prefills.setdefault(plan, []).append(variant)
     failed: dict[str, _Outcome] = {}
     ready: list[_Outcome] = []
     caches: list[Compressed] = []
-    for variant in variants:
-        show(f"compress {variant.label}")
+    logits: list[torch.Tensor] = []
+    for plan, sharing in prefills.items():
+        show("prefill")
+        started = time.perf_counter()
         try:
-            caches.append(_compressed(variant, prefill, capture_s, ready))
+            prefill = _prefilled(model, sample, head, plan, sharing)
         except Exception as error:
-            failed[variant.label] = _Outcome(variant, error=_told(error, "compress", head))
+            told = _told(error, "prefill", head)
+            failed |= {v.label: _Outcome(v, error=told) for v in sharing}
+            continue
+        capture_s = time.perf_counter() - started
+        for variant in sharing:
+            show(f"compress {variant.label}")
+            try:
+                caches.append(_compressed(variant, prefill, capture_s, ready))
+            except Exception as error:
+                failed[variant.label] = _Outcome(variant, error=_told(error, "compress", head))
+            else:
+                logits.append(prefill.last_logits)
+        # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
+        del prefill
 
-    logits = prefill.last_logits
-    # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
-    del prefill
     show("decode")
     started = time.perf_counter()
     try:
-        written = decode(
-            model, caches, len(head), stop, first_logits=logits, feed=feed, width=width
-        )
+        first = torch.stack(logits) if logits else None
+        written = decode(model, caches, len(head), stop, first_logits=first, feed=feed, width=width)
     except Exception as error:
-        return [_Outcome(v, error=_told(error, "decode", head)) for v in variants]
+        told = _told(error, "decode", head)
+        return [failed.get(v.label) or _Outcome(v, error=told) for v in variants]
     decode_s = time.perf_counter() - started
     done = {
         outcome.variant.label: replace(outcome, generation=generation, decode_s=decode_s)
         for outcome, generation in zip(ready, written, strict=True)
     }
     return [done.get(v.label) or failed[v.label] for v in variants]
+
+
+def _prefilled(
+    model: LoadedModel,
+    sample: Sample,
+    head: Sequence[int],
+    plan: PruningPlan | None,
+    variants: Sequence[Variant],
+) -> Prefill:
+    """The prefill that these variants share."""
+    needs = reduce(or_, (v.method.needs for v in variants), Needs())
+    types = task_types(needs.classifiers, sample)
+    return replace(capture(model, torch.tensor(head), needs, plan), task_types=types)
 
 
 def _compressed(

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from kvbench.prefill import LayerState, Prefill, Rotary
+from kvbench.pruning import PruningPlan
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest difference accepted between a fast path and its twin."""
@@ -61,6 +64,22 @@ def random_prefill(
             )
         )
     return Prefill(tuple(states), randn(32))
+
+
+def pruned(prefill: Prefill, plan: PruningPlan | None) -> Prefill:
+    """What a pruning prefill would leave, the dropped tokens chosen at random."""
+    if plan is None:
+        return prefill
+    rng = torch.Generator().manual_seed(1)
+    at = torch.arange(plan.tokens)
+    layers = []
+    for state, context in zip(prefill.layers, plan.context, strict=True):
+        before = len(at) - plan.tail
+        kept = torch.randperm(before, generator=rng)[:context].sort().values
+        at = at[torch.cat([kept, torch.arange(before, len(at))])]
+        k_pre = state.k_pre[:, at]
+        layers.append(replace(state, k=state.k[:, at], v=state.v[:, at], k_pre=k_pre, positions=at))
+    return Prefill(tuple(layers), prefill.last_logits)
 
 
 def window_attention(layer: LayerState, window: int) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from statistics import fmean
 
 import naive
 import pytest
@@ -56,6 +57,14 @@ def compresses(choice: str) -> None:
         pytest.skip("FullKV keeps everything by definition")
 
 
+def _prefill(method, tokens, budget, **shape):
+    """A random prefill as the method would be given it; deep where it prunes between layers."""
+    if method.acts_after_prefill:
+        return naive.random_prefill(tokens, **shape)
+    prefill = naive.random_prefill(tokens, layers=24, **shape)
+    return naive.pruned(prefill, method.prefill_plan(tokens, 24, budget))
+
+
 def _positions(cache):
     return [[list(p) for b in s.materialise() for p in b.positions.tolist()] for s in cache.layers]
 
@@ -80,23 +89,26 @@ def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
 @pytest.mark.parametrize("value", [0.05, 0.2, 0.5, 0.9, 1, 40, 300])
 def test_what_is_kept_stays_within_the_budget(method, tokens, value, compresses):
     budget = Budget.parse(value)
-    prefill = naive.random_prefill(tokens)
-    found = ledger(prefill, fit(method, prefill, budget))
+    prefill = _prefill(method, tokens, budget)
+    cache = fit(method, prefill, budget)
+    found = ledger(prefill, cache)
+    if cache.facts.get("floor"):
+        pytest.skip("the first layer, which such a method never prunes, alone exceeds the budget")
     if budget.keeps_whole(tokens):
         assert found.ratio_bytes == 1.0
     elif budget.tokens is not None:
         # Released schedules round up, or keep the observation window on top of the budget.
         on_top = 32 if getattr(method, "suffix", "inside") == "outside" else 1
-        assert sum(found.kept_tokens) / 3 <= budget.tokens + on_top
+        assert fmean(found.kept_tokens) <= budget.tokens + on_top
     else:
         one_token = max(1.0, 0.05 * tokens) / tokens  # and the search's tolerance
         assert found.ratio_bytes <= budget.fraction + max(0.01, 2 * one_token)
 
 
 def test_rows_are_ascending_unique_and_inside_the_prompt(method):
-    prefill = naive.random_prefill(120)
     for value in (0.1, 0.5):
-        for layer in _positions(fit(method, prefill, Budget(fraction=value))):
+        budget = Budget(fraction=value)
+        for layer in _positions(fit(method, _prefill(method, 120, budget), budget)):
             for head in layer:
                 assert head == sorted(set(head))
                 assert head[0] >= 0
@@ -108,25 +120,32 @@ def test_rows_hold_the_keys_and_values_of_their_positions(choice, method):
         pytest.skip("codebooks change vectors; test_codebook compares them")
     if getattr(method, "positions", "original") == "cache":
         pytest.skip("keys are rotated to cache positions; tested on their own")
-    prefill = naive.random_prefill(120)
-    cache = fit(method, prefill, Budget(fraction=0.3))
+    budget = Budget(fraction=0.3)
+    prefill = _prefill(method, 120, budget)
+    cache = fit(method, prefill, budget)
     for layer, store in zip(prefill.layers, cache.layers, strict=True):
+        fed = torch.arange(120) if layer.positions is None else layer.positions
         bands = store.materialise()
         heads = sum(len(b.k) for b in bands)
         head = 0
         for band in bands:
             for k, v, at in zip(band.k, band.v, band.positions.long(), strict=True):
                 source = head // (heads // layer.kv_heads)
-                assert torch.equal(k, layer.k[source, at])
-                assert torch.equal(v, layer.v[source, at])
+                place = torch.searchsorted(fed, at)
+                assert torch.equal(fed[place], at)
+                assert torch.equal(k, layer.k[source, place])
+                assert torch.equal(v, layer.v[source, place])
                 head += 1
 
 
 def test_evicted_rows_are_gone_from_memory(method, compresses):
     """Every tensor held is a copy of what it needs: no view keeps the whole capture alive."""
-    prefill = naive.random_prefill(200)
-    cache = fit(method, prefill, Budget(fraction=0.2))
-    captured = {s.untyped_storage().data_ptr() for x in prefill.layers for s in (x.k, x.v)}
+    budget = Budget(fraction=0.2)
+    prefill = _prefill(method, 200, budget)
+    cache = fit(method, prefill, budget)
+    # A prefill that pruned holds no other rows, so it may be shared.
+    whole = prefill.layers if method.acts_after_prefill else ()
+    captured = {s.untyped_storage().data_ptr() for x in whole for s in (x.k, x.v)}
     held = 0
     for store in cache.layers:
         for tensors in store.tensors().values():
@@ -138,7 +157,7 @@ def test_evicted_rows_are_gone_from_memory(method, compresses):
 
 
 def test_the_newest_tokens_survive_the_smallest_budget(method):
-    prefill = naive.random_prefill(200)
+    prefill = _prefill(method, 200, Budget(tokens=1))
     for layer in _positions(fit(method, prefill, Budget(tokens=1))):
         for head in layer:
             if getattr(method, "positions", "original") == "original":
@@ -156,7 +175,7 @@ def test_the_window_survives_wherever_it_fits(choice, method):
 
 
 def test_same_inputs_same_rows_and_inputs_unchanged(method):
-    prefill = naive.random_prefill(120, distinct=30)
+    prefill = _prefill(method, 120, Budget(fraction=0.3), distinct=30)
     before = copy.deepcopy([(s.k, s.v, s.q_win, s.k_pre) for s in prefill.layers])
     first = fit(method, prefill, Budget(fraction=0.3))
     again = fit(method, prefill, Budget(fraction=0.3))
@@ -322,6 +341,8 @@ def captured(tiny):
 
 
 def test_the_first_token_is_fullkvs(method, tiny, captured):
+    if not method.acts_after_prefill:
+        pytest.skip("the prefill itself prunes, so its logits are not FullKV's")
     full, other = _decoded(
         tiny, captured, [keep_whole(captured), fit(method, captured, Budget(fraction=0.1))], 150
     )

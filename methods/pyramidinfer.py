@@ -1,0 +1,162 @@
+"""PyramidInfer: drop context tokens between layers while the prompt is read, deeper layers more.
+
+Paper: PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Inference (Yang et al.,
+2024), section 4. Official code read: mutonix/pyramidinfer, legacy model and configurations.
+
+Differs from the paper:
+- A budget is met: the cosine schedule's decay is solved for it (0.9, the released 7B value, is a
+  mean of 0.766 on 8000 tokens and 32 layers). Below the schedule's floor, about 0.47, the decay is
+  the same in every layer, as the released `linear` in effect is, and the recent share shrinks with
+  the budget; on short prompts and small budgets `min_context` gives way. The facts say which.
+- The first layer is fed every token, so no budget below 1 / layers can be met; the facts then say
+  `floor`.
+- A layer that would fall below `min_context` is fed exactly that many; the released code lets it
+  keep all it had.
+- Counts are rounded down with 0.6 * 1000 = 600. Released slips are not repeated: weights that
+  change the stored attention, lengths taken from another layer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from kvbench.budget import Budget, whole
+from kvbench.cache.rows import store_whole
+from kvbench.cache.store import Compressed
+from kvbench.method import Method, check_choice, check_range
+from kvbench.prefill import Prefill
+from kvbench.pruning import PruningPlan
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How one prompt is pruned."""
+
+    strategy: str
+    """`cosine`: the share kept falls from 1 to `decay` over the layers; `constant`: `decay`."""
+    recent_ratio: float
+    """Share of the prompt whose newest tokens are never dropped."""
+    decay: float
+    """Context kept from layer to layer, where the strategy's curve ends."""
+    min_context: int
+    """Context tokens that no layer falls below."""
+
+    def context(self, tokens: int, layers: int, interval: int = 1) -> tuple[int, ...]:
+        """Context tokens each layer is fed, the protected tail not counted."""
+        fed = [tokens - self.tail(tokens)]
+        least = min(self.min_context, fed[0])
+        for layer in range(layers - 1):
+            share = self.share(layer, layers) if layer % interval == 0 else 1.0
+            fed.append(max(least, whole(fed[-1] * share)))
+        return tuple(fed)
+
+    def tail(self, tokens: int) -> int:
+        """Newest tokens that are never dropped: the last one and the recent share."""
+        return min(tokens, 1 + whole(tokens * self.recent_ratio))
+
+    def share(self, layer: int, layers: int) -> float:
+        """Share of its context tokens that a layer passes on."""
+        if self.strategy == "constant":
+            return self.decay
+        return (1 - self.decay) * (math.cos(math.pi * layer / layers) + 1) / 2 + self.decay
+
+    def kept_ratio(self, tokens: int, layers: int, interval: int = 1) -> float:
+        """Mean over layers of tokens fed / prompt tokens."""
+        fed = self.context(tokens, layers, interval)
+        return (sum(fed) / layers + self.tail(tokens)) / tokens
+
+
+@dataclass(frozen=True)
+class PyramidInfer(Method):
+    """Feed each layer the newest tokens and those of the context that they attend to most."""
+
+    recent_ratio: float = 0.2  # released configurations; smaller below the cosine floor
+    strategy: str = "auto"  # `cosine` (released configurations) or `constant`; auto: what fits
+    min_context: int = 64  # released configurations: min_context_length
+    interval: int = 1  # released 7B and 8B: layerwise_downsample_interval
+    sinks: int = 4  # released configurations: streamingllm_sink_len
+    distance_weight: float = 1.2  # released configurations; weight of the newest query
+
+    def __post_init__(self) -> None:
+        """Refuse values outside their range."""
+        check_range("recent_ratio", self.recent_ratio, 0, 1)
+        check_choice("strategy", self.strategy, "auto", "cosine", "constant")
+        check_range("min_context", self.min_context, 0)
+        check_range("interval", self.interval, 1)
+        check_range("sinks", self.sinks, 0)
+        check_range("distance_weight", self.distance_weight, 0)
+
+    @property
+    def acts_after_prefill(self) -> bool:
+        """It prunes during the prefill, so its first token is its own."""
+        return False
+
+    def prefill_plan(self, tokens: int, layers: int, budget: Budget) -> PruningPlan | None:
+        """The pruning that meets the budget."""
+        if budget.keeps_whole(tokens):
+            return None
+        schedule = self.schedule(tokens, layers, budget)
+        context = schedule.context(tokens, layers, self.interval)
+        return PruningPlan(context, schedule.tail(tokens), self.sinks, self.distance_weight)
+
+    def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
+        """Return what the pruning prefill left; nothing more is dropped."""
+        tokens, layers = prefill.tokens, len(prefill.layers)
+        plan = self.prefill_plan(tokens, layers, budget)
+        fed = tuple(layer.tokens for layer in prefill.layers)
+        if plan is not None and fed != tuple(n + plan.tail for n in plan.context):
+            raise ValueError("PyramidInfer needs the prefill of its own plan")
+        schedule = self.schedule(tokens, layers, budget)
+        return Compressed(
+            tuple(store_whole(layer) for layer in prefill.layers),
+            {
+                "strategy": schedule.strategy,
+                "recent_ratio": schedule.recent_ratio,
+                "decay": schedule.decay,
+                "min_context": schedule.min_context,
+                "floor": sum(fed) / layers > budget.tokens_per_head(tokens),
+            },
+        )
+
+    def schedule(self, tokens: int, layers: int, budget: Budget) -> Schedule:
+        """The first schedule that can meet the budget, its decay the largest that does.
+
+        Where none can, the one that keeps least.
+        """
+        wanted = budget.tokens_per_head(tokens) / tokens
+        for floor in self._floors(tokens, layers, wanted):
+            if floor.kept_ratio(tokens, layers, self.interval) <= wanted:
+                return _solved(floor, tokens, layers, self.interval, wanted)
+        return floor
+
+    def _floors(self, tokens: int, layers: int, wanted: float) -> Iterator[Schedule]:
+        """Schedules to try, the published one first, each at decay 0, where it keeps least."""
+        cosine = Schedule("cosine", self.recent_ratio, 0.0, self.min_context)
+        recent_ratio = self.recent_ratio
+        if self.strategy != "constant":
+            yield cosine
+            yield Schedule("cosine", self.recent_ratio, 0.0, 0)
+        if self.strategy == "auto":
+            recent_ratio *= min(1.0, wanted / cosine.kept_ratio(tokens, layers, self.interval))
+        if self.strategy != "cosine":
+            yield Schedule("constant", recent_ratio, 0.0, self.min_context)
+            yield Schedule("constant", recent_ratio, 0.0, 0)
+            yield Schedule("constant", 0.0, 0.0, 0)
+
+
+def _solved(floor: Schedule, tokens: int, layers: int, interval: int, wanted: float) -> Schedule:
+    """The schedule with the largest decay in 0 .. 1 whose mean kept ratio is at most `wanted`."""
+
+    def at(decay: float) -> Schedule:
+        return Schedule(floor.strategy, floor.recent_ratio, decay, floor.min_context)
+
+    low, high = 0.0, 1.0
+    for _ in range(40):
+        middle = (low + high) / 2
+        if at(middle).kept_ratio(tokens, layers, interval) <= wanted:
+            low = middle
+        else:
+            high = middle
+    return at(low)
