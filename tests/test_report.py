@@ -204,6 +204,9 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path, flags: tuple[
     for label in labels:
         assert label in text
     assert "…" not in text
+    heads = [line for line in text.splitlines() if line.startswith("method")]
+    assert len(heads) == (2 if flags else 1)
+    assert heads[-1].split()[-1] == "AVG"
 
 
 def test_output_goes_to_a_file_without_colours(tmp_path: Path) -> None:

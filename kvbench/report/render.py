@@ -148,8 +148,8 @@ def _terminal(table: Table, per_task: bool, to_file: bool) -> str:
     console = Console(file=out, width=TERMINAL_WIDTH, force_terminal=coloured, highlight=False)
     columns = columns_of(table, per_task)
     console.print(_title(table), style="bold")
-    for part in _parts(columns):
-        console.print(_rich_table(table, part))
+    for number, part in enumerate(_parts(columns)):
+        console.print(_rich_table(table, part, with_ratio=number == 0))
     for line in _all_notes(table, columns):
         console.print(line, markup=False)
     console.print()
@@ -159,22 +159,22 @@ def _terminal(table: Table, per_task: bool, to_file: bool) -> str:
 
 
 def _parts(columns: list[Column]) -> list[list[Column]]:
-    """Cut many columns into tables that fit the terminal's width."""
-    most = 8
-    if len(columns) <= most:
-        return [columns]
-    return [columns[i : i + most] for i in range(0, len(columns), most)]
+    """Cut many columns into tables that fit the terminal's width; only the first has ratios."""
+    first, later = 8, 9
+    starts = range(first, len(columns), later)
+    return [columns[:first], *(columns[i : i + later] for i in starts)]
 
 
-def _rich_table(table: Table, columns: list[Column]) -> object:
+def _rich_table(table: Table, columns: list[Column], *, with_ratio: bool) -> object:
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     drawn.add_column("method", overflow="fold", min_width=12)
-    drawn.add_column("budget", justify="right")
-    drawn.add_column("ratio_\nbytes", justify="right")
+    if with_ratio:
+        drawn.add_column("budget", justify="right")
+        drawn.add_column("ratio_\nbytes", justify="right")
     for column in columns:
         drawn.add_column(column.short, justify="right")
     best = [best_rows(table, column) for column in columns]
@@ -183,8 +183,8 @@ def _rich_table(table: Table, columns: list[Column]) -> object:
             Text(_cell(column, i), style="bold" if i in rows else "")
             for column, rows in zip(columns, best, strict=True)
         ]
-        end = row.is_baseline
-        drawn.add_row(Text(row.label), row.budget, _ratio(row), *cells, end_section=end)
+        facts = [row.budget, _ratio(row)] if with_ratio else []
+        drawn.add_row(Text(row.label), *facts, *cells, end_section=row.is_baseline)
     return drawn
 
 
