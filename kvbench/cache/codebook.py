@@ -21,6 +21,7 @@ from kvbench.ops import union_of_rows
 from kvbench.prefill import LayerState, Rotary
 
 _BLOCK = 512  # rows of one similarity block; a multiple of 8, so that packed blocks align
+_GONE = -(2**62)  # key of a vertex that was taken: no sum of degrees brings it back to 0
 
 
 def packed_adjacency(unit: Tensor, theta: float) -> npt.NDArray[np.uint8]:
@@ -67,8 +68,7 @@ def greedy_cover(
         entry that took each vector.
     """
     n = unit.shape[0]
-    # float32 sums of whole numbers are exact below 2**24, and BLAS adds them.
-    weights = np.ones(n, np.float32) if copies is None else copies.float().cpu().numpy()
+    weights = np.ones(n, np.uint8) if copies is None else copies.to(torch.uint8).cpu().numpy()
     heads = np.zeros(n, np.int64) if first_heads is None else first_heads.cpu().numpy()
     rank = np.empty(n, np.int64)
     rank[np.lexsort((np.arange(n), heads))] = np.arange(n)
@@ -76,29 +76,29 @@ def greedy_cover(
     packed = packed_adjacency(unit, theta)
     degree = np.empty(n, np.int64)
     for top in range(0, n, _BLOCK):
-        degree[top : top + _BLOCK] = _unpacked(packed[top : top + _BLOCK], n) @ weights
-    taken_by = np.full(n, -1, np.int64)
-    degree_at_pick = np.zeros(n, np.int64)
-
+        degree[top : top + _BLOCK] = _weighted(
+            weights, packed[:, top // 8 : (top + _BLOCK) // 8], min(_BLOCK, n - top)
+        )
     # A vertex without neighbours is an entry whenever its turn comes; only its place in the
     # order depends on the rest, and the final sort gives it that place.
-    alone = degree == weights
-    taken_by[alone] = np.flatnonzero(alone)
-    degree_at_pick[alone] = weights[alone]
-
+    taken_by = np.arange(n)
+    degree_at_pick = degree.copy()
+    among = np.flatnonzero(degree > weights)
+    m = len(among)
+    packed = _submatrix(packed, among, n)
+    weights = weights[among]
     # (degree, lowest rank) as one integer: argmax finds the next pick.
-    key = np.where(alone, -1, degree * n + (n - 1 - rank))
-    left = n - int(alone.sum())
+    key = degree[among] * n + (n - 1 - rank[among])
+    left = m
     while left:
         pick = int(key.argmax())
-        neighbours = np.unpackbits(packed[pick], count=n).astype(bool) & (key >= 0)
+        neighbours = np.unpackbits(packed[pick], count=m).astype(bool) & (key >= 0)
         gone = np.flatnonzero(neighbours)
-        taken_by[gone] = pick
-        degree_at_pick[pick] = key[pick] // n
-        key[gone] = -1
+        taken_by[among[gone]] = among[pick]
+        degree_at_pick[among[pick]] = key[pick] // n
+        key -= _weighted(weights[gone], packed[gone], m) * n
+        key[gone] = _GONE
         left -= len(gone)
-        lost = (weights[gone] @ _unpacked(packed[gone], n)).astype(np.int64)
-        key -= np.where(key >= 0, lost * n, 0)
 
     picks = np.flatnonzero(taken_by == np.arange(n))
     picks = picks[np.lexsort((rank[picks], -degree_at_pick[picks]))]
@@ -109,9 +109,30 @@ def greedy_cover(
     )
 
 
-def _unpacked(rows: npt.NDArray[np.uint8], count: int) -> npt.NDArray[np.float32]:
-    """Bits as float32 zeros and ones: [m, ceil(count/8)] -> [m, count]."""
-    return np.unpackbits(rows, axis=1, count=count).astype(np.float32)
+def _weighted(
+    weights: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8], count: int
+) -> npt.NDArray[np.int64]:
+    """Weighted sum of bit rows: [m] and [m, ceil(count/8)] -> [count].
+
+    In whole numbers, without BLAS: numpy's threads would wait busily beside torch's.
+    """
+    bits = np.unpackbits(rows, axis=1, count=count)
+    bits *= weights[:, None]
+    total: npt.NDArray[np.int64] = bits.sum(0, dtype=np.int64)
+    return total
+
+
+def _submatrix(
+    packed: npt.NDArray[np.uint8], among: npt.NDArray[np.int64], count: int
+) -> npt.NDArray[np.uint8]:
+    """The bit matrix of some of its `count` vertices: [len(among), ceil(len(among) / 8)]."""
+    blocks = [
+        np.packbits(
+            np.unpackbits(packed[among[top : top + _BLOCK]], axis=1, count=count)[:, among], axis=1
+        )
+        for top in range(0, len(among), _BLOCK)
+    ]
+    return np.concatenate(blocks) if blocks else packed[:0]
 
 
 def unit_and_norm(vectors: Tensor) -> tuple[Tensor, Tensor]:
