@@ -60,6 +60,13 @@ class Budget:
         assert self.fraction is not None
         return self.fraction * prompt_tokens / copies
 
+    def times(self, share: float) -> Budget:
+        """This budget times a share in [0, 1]; tokens are rounded down."""
+        if self.tokens is not None:
+            return Budget(tokens=whole(share * self.tokens))
+        assert self.fraction is not None
+        return Budget(fraction=share * self.fraction)
+
     def keeps_whole(self, prompt_tokens: int) -> bool:
         """Whether the whole prompt fits (methods.md A1.6)."""
         if self.tokens is not None:
@@ -83,7 +90,8 @@ def window_and_context(mean_tokens: float, window: int, tokens: int) -> tuple[in
         tokens: T.
 
     Returns:
-        The window that fits, at least 1 unless W is 0, and the context tokens per head, real-valued, >= 0.
+        The window that fits, at least 1 unless W is 0, and the context tokens per head,
+        real-valued, >= 0.
     """
     fits = max(min(window, 1), min(window, tokens, whole(mean_tokens)))
     return fits, max(0.0, min(mean_tokens, tokens) - fits)

@@ -8,7 +8,8 @@ Differs from the paper:
 - One anchor gives a token one number, its distance, so "the bucket with the lowest distance" is
   read as: evicted tokens in order of (distance, position), cut into as many near-equal groups as
   there are representatives, one random member of each (OpenVINO: every n-th, far tail left out).
-- Both parts of the budget are shares of each layer's rows, the window counted in the base's part.
+- The base keeps what it keeps at its part of the budget, its newest tokens included; the rest of
+  what each layer would hold at the whole budget are representatives.
 - A bit says whether the token is among the rows that the query head would keep by itself, context
   rows only. Where the base's heads keep different rows, each has its own evicted tokens.
 - The random anchor is drawn per layer. An anchor bit of `mean` is set above one half, as OpenVINO.
@@ -27,14 +28,14 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, whole
+from kvbench.budget import Budget
 from kvbench.cache.rows import store_rows
 from kvbench.cache.store import Compressed
 from kvbench.errors import UserError
 from kvbench.method import Method, Needs, check_choice, check_range
 from kvbench.ops import top_rows, with_window
 from kvbench.prefill import LayerState, Prefill
-from kvbench.scoring import ScoringMethod
+from kvbench.scoring import ScoringMethod, check_base
 
 from .snapkv import SnapKV
 
@@ -54,6 +55,7 @@ class KVCrush(Method):
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
+        check_base("base", self.base)
         check_range("share", self.share, 0, 1)
         check_choice("anchor", self.anchor, "random", "mean", "alternate")
         check_choice("granularity", self.granularity, "token", "chunk", "page")
@@ -80,14 +82,15 @@ class KVCrush(Method):
         """Return as many rows as the base, part of them representatives."""
         rng = torch.Generator().manual_seed(self.seed)  # on the CPU: the same on every device
         size = {"token": 1, "chunk": self.chunk, "page": self.page}[self.granularity]
+        totals = [sum(rows) for rows in self.base.context_rows(prefill, budget)]
+        counts = self.base.context_rows(prefill, budget.times(1 - self.share))
         layers, spare = [], 0
-        counts = self.base.context_rows(prefill, budget)
-        for layer, (window, context) in zip(prefill.layers, counts, strict=True):
-            begun = min((layer.tokens - window) % size, context)
-            spare += context - begun
+        for layer, total, (window, context) in zip(prefill.layers, totals, counts, strict=True):
+            begun = min((layer.tokens - window) % size, total - window)
+            spare += total - window - begun
             pages = min(spare // size, (layer.tokens - window) // size)
             spare -= pages * size
-            represented = min(pages, whole(self.share * (window + context) / size))
+            represented = min(pages, max(0, total - window - context) // size)
             kept = self._kept_pages(layer, window, size, pages - represented)
             if represented:
                 if self.base.heads == "all":

@@ -7,11 +7,14 @@ from dataclasses import replace
 import naive
 import pytest
 import torch
+from hydra import compose, initialize_config_module
+from hydra.utils import instantiate
 
 from kvbench.budget import Budget
 from kvbench.errors import UserError
 from kvbench.fit import fit
 from kvbench.ledger import ledger
+from kvbench.methods.h2o import H2O
 from kvbench.methods.kvcrush import (
     KVCrush,
     anchor_bits,
@@ -30,6 +33,7 @@ BASES = [
     SnapKV(window=8, heads="query", store="repeat"),
     SnapKV(window=8, heads="query", store="union"),
     PyramidKV(window=8),
+    H2O(recent=8),
 ]
 
 
@@ -77,6 +81,18 @@ def test_a_budget_of_2048_is_512_representatives_and_1536_of_the_base():
         assert len(set(rows) - set(kept)) == 512
 
 
+def test_table_2_splits_672_tokens_as_printed():
+    with initialize_config_module("kvbench.conf", version_base="1.3"):
+        node = compose("config", ["method=kvcrush_table2"]).method
+        method = instantiate(node, _convert_="all")
+    prefill = naive.random_prefill(1000, layers=1)
+    base = method.base.compress(prefill, Budget(tokens=288))
+    crushed = _rows(method.compress(prefill, Budget(tokens=672)))[0]
+    for rows, kept in zip(crushed, _rows(base)[0], strict=True):
+        assert set(range(872, 1000)) <= set(kept) <= set(rows)
+        assert len(rows) == 672
+
+
 # T14
 @pytest.mark.parametrize("base", BASES)
 def test_share_zero_is_the_base(base):
@@ -88,7 +104,7 @@ def test_share_zero_is_the_base(base):
 
 
 @pytest.mark.parametrize("base", BASES)
-@pytest.mark.parametrize("share", [0.25, 0.75, 1.0])
+@pytest.mark.parametrize("share", [0.25, 0.75, 0.95])
 @pytest.mark.parametrize("granularity", ["token", "chunk", "page"])
 def test_the_budget_stays_the_bases_whatever_the_share(base, share, granularity):
     prefill = naive.random_prefill(1203, layers=4)
@@ -98,6 +114,14 @@ def test_the_budget_stays_the_bases_whatever_the_share(base, share, granularity)
     for layer in _rows(method.compress(prefill, Budget(fraction=0.3))):
         for head in layer:
             assert set(range(1195, 1203)) <= set(head)
+
+
+def test_representatives_may_take_the_whole_budget():
+    prefill = naive.random_prefill(300)
+    for layer in _rows(KVCrush(share=1.0).compress(prefill, Budget(tokens=100))):
+        for head in layer:
+            assert len(set(head)) == 100
+            assert head[-1] == 299
 
 
 @pytest.mark.parametrize("base", BASES[:3])
