@@ -1,7 +1,8 @@
 """The words of a command line as Hydra spells them.
 
 A method that wraps another takes it from the same config group, in a package of its own:
-`method/base=h2o` is Hydra's `method@method.base=h2o`.
+`method/base=h2o` is Hydra's `method@method.base=h2o`. A path without a model's name is a model of
+its own: `model.path=X` alone says `model=custom` too, not another path for the default model.
 """
 
 from __future__ import annotations
@@ -13,12 +14,15 @@ _NESTED = re.compile(r"^(\+{0,2}|~)method/([\w/]+)(?==|$)")
 
 
 def hydra_words(words: Iterable[str]) -> list[str]:
-    """Spell nested methods as Hydra does; every other word stays as it is.
+    """Spell nested methods as Hydra does, and name the model of a lone path; else as written.
 
     Args:
         words: overrides such as `method/base=snapkv,h2o` or `budget=0.2`, and flags.
     """
-    return [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
+    spelt = [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
+    named = any(word.startswith(("model=", "experiment=")) for word in spelt)
+    lone_path = not named and any(word.startswith("model.path=") for word in spelt)
+    return ["model=custom", *spelt] if lone_path else spelt
 
 
 def nested_group(path: str) -> str:

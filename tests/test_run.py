@@ -64,9 +64,9 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts real prefills: the number of tokens of each."""
     counted: list[int] = []
 
-    def counting(model, ids, needs):
+    def counting(model, ids, needs, plan):
         counted.append(len(ids))
-        return capturing.capture(model, ids, needs)
+        return capturing.capture(model, ids, needs, plan)
 
     monkeypatch.setattr(running, "capture", counting)
     return counted
@@ -89,6 +89,23 @@ def test_one_prefill_serves_every_method_and_budget(data, tmp_path, prefills):
             assert r.ratio_bytes == pytest.approx(r.budget, abs=0.01)
         assert len(r.r1) == len(r.r2) == len(r.kept_tokens) == 3
         assert r.decode_width == 7
+
+
+def test_a_method_that_prunes_the_prefill_has_its_own_and_decodes_with_the_rest(
+    data, tmp_path, prefills
+):
+    out = tmp_path / "run"
+    words = ["task=qasper", "limit=1", "model.random.layers=8", "budget=0.4,0.7"]
+    _run(data, out, *words, "method=pyramidinfer,snapkv")
+    assert len(prefills) == 3  # FullKV and SnapKV share the ordinary one
+    for r in _records(out):
+        assert r.error is None
+        assert r.decode_width == 5
+        if r.method != "fullkv":
+            assert r.ratio_bytes == pytest.approx(r.budget, abs=0.01)
+        if r.method == "pyramidinfer":
+            assert r.facts["strategy"] == ("cosine" if r.budget == 0.7 else "constant")
+            assert r.kept_tokens[0] == r.prefill_tokens > r.kept_tokens[-1]
 
 
 def test_a_task_sweep_is_two_jobs_in_one_folder(data, tmp_path):
@@ -288,3 +305,11 @@ def test_score_finds_the_recorded_scores_again(data, tmp_path):
     result = CliRunner().invoke(app, ["score", str(out), "--json"])
     assert result.exit_code == 0, result.output
     assert json.loads(result.output)
+
+
+def test_a_path_alone_is_a_model_of_its_own():
+    from kvbench.overrides import hydra_words
+
+    assert hydra_words(["model.path=a/b"]) == ["model=custom", "model.path=a/b"]
+    assert hydra_words(["model=phi-3-mini-4k-instruct", "model.path=./x"])[0].startswith("model=phi")
+    assert hydra_words(["method/base=h2o"]) == ["method@method.base=h2o"]
