@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvbench.budget import Budget
+from kvbench.classifier import ORACLE, classifier_digest
 from kvbench.configured import built, check_whole_number, instantiated, positive
 from kvbench.data import open_source
 from kvbench.errors import UserError
@@ -103,9 +104,11 @@ class Variant:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the class, its fields, its source code and the budget."""
+        """Fingerprint of the class, its fields, source code and classifiers, and the budget."""
         budget = self.budget.fraction if self.budget.tokens is None else self.budget.tokens
-        return fingerprint([_method_parts(self.method), self.budget.tokens is None, budget])
+        parts = [_method_parts(self.method), self.budget.tokens is None, budget]
+        trained = sorted(self.method.needs.classifiers - {ORACLE})
+        return fingerprint(parts + [classifier_digest(folder) for folder in trained])
 
 
 @dataclass(frozen=True)

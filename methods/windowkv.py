@@ -32,7 +32,7 @@ from torch import Tensor
 from kvbench.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
 from kvbench.cache.rows import store_rows
 from kvbench.cache.store import Compressed
-from kvbench.classifier import AGGREGATION, LOCALISATION, ORACLE
+from kvbench.classifier import AGGREGATION, LOCALISATION, ORACLE, check_classifier
 from kvbench.errors import UserError
 from kvbench.method import Method, Needs, check_choice, check_range
 from kvbench.ops import window_attention, with_window
@@ -63,6 +63,7 @@ class WindowKV(Method):
         if self.gamma is not None:
             check_range("gamma", self.gamma, 1)
         check_range("beta", self.beta, 1)
+        check_classifier("classifier", self.classifier)
         check_choice("strategy", self.strategy, "paper", "released")
         check_choice("budget_rule", self.budget_rule, "paper", "released")
         check_choice("suffix", self.suffix, "inside", "outside")
