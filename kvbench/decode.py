@@ -10,9 +10,9 @@ t tokens fed at once, D head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -124,6 +124,8 @@ def _greedy(
                 kvbench=run,
             )
             run.merge_full_tails()
+            for row, position in run.renumbered():
+                positions[row] = position
             logits: Tensor = output.logits[:, -1].float()
             return logits
 
@@ -216,6 +218,13 @@ class _Rows:
                     after for g in groups for after in (g.absorbed() if g.is_full else [g])
                 ]
 
+    def renumbered(self) -> Iterator[tuple[int, int]]:
+        """Rows whose next token takes another position than the one after the last, and which."""
+        for group in self._layers[0]:
+            for row, store in group.stores.items():
+                if store.next_position is not None:
+                    yield row, store.next_position + group.waiting
+
     def tail_bytes(self, row: int) -> int:
         """Bytes one variant holds beyond its compressed prompt."""
         total = 0
@@ -249,7 +258,9 @@ class _Group:
         self._kv_heads = kv_heads
         self._room = room
         self._heads = sum(b.k.shape[0] for b in first)
-        self._new = 0
+        self.waiting = 0
+        self._reads_attention = stores[self.members[0]].tail_needs_attention
+        self._sums: list[Tensor] = []  # per band [Vg, h, share, n + room], once attended
         self._buffers: list[tuple[Tensor, Tensor, Tensor, int]] = []
         for i, like in enumerate(first):
             h, n, dim = like.k.shape
@@ -265,13 +276,13 @@ class _Group:
     @property
     def is_full(self) -> bool:
         """Whether the tail has reached the size at which the stores absorb it."""
-        return 0 < self._every <= self._new
+        return 0 < self._every <= self.waiting
 
     @property
     def waiting_bytes(self) -> int:
         """Bytes of one member's appended rows, one copy per KV head as a store would keep them."""
         k, v, _, _ = self._buffers[0]
-        return self._new * self._kv_heads * k.shape[-1] * (k.element_size() + v.element_size())
+        return self.waiting * self._kv_heads * k.shape[-1] * (k.element_size() + v.element_size())
 
     def append(
         self,
@@ -284,23 +295,23 @@ class _Group:
         t = k.shape[2]
         if self._every:
             for slot, row in enumerate(self.members):
-                before_rope: tuple[Tensor, ...] = ()
+                added = Tail(k[slot], v[slot], at[slot])
                 if pre_rope is not None:
                     k_pre, cos, sin = pre_rope
                     angles = row if cos.shape[0] > 1 else 0
-                    before_rope = (k_pre[row], cos[angles], sin[angles])
-                self._tail.append(Tail(k[slot], v[slot], at[slot], *before_rope))
+                    added = replace(added, k_pre=k_pre[row], cos=cos[angles], sin=sin[angles])
+                self._tail.append(added)
         copies = self._heads // self._kv_heads
         if copies > 1:
             k, v = k.repeat_interleave(copies, 1), v.repeat_interleave(copies, 1)
         head = 0
         for keys, values, positions, n in self._buffers:
-            new = slice(n + self._new, n + self._new + t)
+            new = slice(n + self.waiting, n + self.waiting + t)
             some = slice(head, head + keys.shape[1])
             keys[:, :, new], values[:, :, new] = k[:, some], v[:, some]
             positions[:, :, new] = at[:, None].to(positions.dtype)
             head += keys.shape[1]
-        self._new += t
+        self.waiting += t
 
     def attend(
         self,
@@ -313,10 +324,15 @@ class _Group:
         """Attention of q [Vg, Q, t, D] at positions [Vg, t] over all rows held."""
         batch, heads, t, dim = q.shape
         share = heads // self._heads
+        if self._reads_attention and not self._sums:
+            self._sums = [
+                k.new_zeros((*k.shape[:2], share, k.shape[2]), dtype=torch.float32)
+                for k, _, _, _ in self._buffers
+            ]
         parts = []
         head = 0
-        for keys, values, positions, n in self._buffers:
-            h, used = keys.shape[1], n + self._new
+        for i, (keys, values, positions, n) in enumerate(self._buffers):
+            h, used = keys.shape[1], n + self.waiting
             some = q[:, head * share : (head + h) * share].reshape(batch, h, share * t, dim)
             mask = None
             if t > 1 or sliding_window is not None:
@@ -325,7 +341,13 @@ class _Group:
                 mask = rows_at <= query_at
                 if sliding_window is not None:
                     mask = mask & (rows_at > query_at - sliding_window)
-            rows = _attention(some, keys[:, :, :used], values[:, :, :used], scaling, softcap, mask)
+            held = (keys[:, :, :used], values[:, :, :used])
+            if not self._sums:
+                rows = _attention(some, *held, scaling, softcap, mask)
+            else:
+                weights = _weights(some, held[0], scaling, softcap, mask)
+                self._sums[i][..., :used] += weights.view(batch, h, share, t, used).sum(3)
+                rows = weights.to(values.dtype) @ held[1]
             parts.append(rows.reshape(batch, h * share, t, dim))
             head += h
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
@@ -337,9 +359,18 @@ class _Group:
         for slot, row in enumerate(self.members):
             mine = self._tail[slot :: len(self.members)]
             before = self.stores[row]
-            stores[row] = before.absorb(_joined(mine))
+            stores[row] = before.absorb(replace(_joined(mine), attention=self._attention_of(slot)))
             grown[row] = self.absorbed_bytes.get(row, 0) + stores[row].nbytes - before.nbytes
-        return _grouped(stores, self._kv_heads, self._room - self._new, grown)
+        return _grouped(stores, self._kv_heads, self._room - self.waiting, grown)
+
+    def _attention_of(self, slot: int) -> tuple[Tensor, ...] | None:
+        """What one member's rows received since its store last absorbed, per band."""
+        if not self._sums:
+            return None
+        return tuple(
+            sums[slot, :, :, : n + self.waiting]
+            for sums, (_, _, _, n) in zip(self._sums, self._buffers, strict=True)
+        )
 
 
 def _joined(tails: Iterable[Tail]) -> Tail:
@@ -362,7 +393,8 @@ def _grouped(
     bands = {row: store.materialise() for row, store in stores.items()}
     shapes: dict[tuple[object, ...], list[int]] = {}
     for row, store in stores.items():
-        shape = (store.absorb_every, *(tuple(b.k.shape[:2]) for b in bands[row]))
+        kind = (store.absorb_every, store.tail_needs_attention)
+        shape = (*kind, *(tuple(b.k.shape[:2]) for b in bands[row]))
         shapes.setdefault(shape, []).append(row)
     return [
         _Group(
@@ -386,9 +418,16 @@ def _attention(
     """
     if softcap is None and (q.dtype == torch.float32 or q.device.type != "cpu"):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
+    return _weights(q, k, scaling, softcap, mask).to(v.dtype) @ v
+
+
+def _weights(
+    q: Tensor, k: Tensor, scaling: float, softcap: float | None, mask: Tensor | None
+) -> Tensor:
+    """Softmax weights [B, H, m, n] float32 of what `_attention` takes."""
     logits = (q @ k.transpose(-1, -2)).float() * scaling
     if softcap is not None:
         logits = softcap * torch.tanh(logits / softcap)
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
-    return logits.softmax(-1).to(v.dtype) @ v
+    return logits.softmax(-1)

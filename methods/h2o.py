@@ -18,15 +18,19 @@ Differs from the paper:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.budget import whole
+from kvbench.budget import Budget, whole
+from kvbench.cache.rows import store_band, store_rows
+from kvbench.cache.store import Band, Compressed, Store, Tail
 from kvbench.method import Needs, check_choice, check_range
-from kvbench.ops import scores_by_layout
-from kvbench.prefill import LayerState
+from kvbench.ops import scores_by_layout, top_rows, with_window
+from kvbench.prefill import LayerState, Prefill
 from kvbench.scoring import ScoringMethod
 
 
@@ -37,6 +41,7 @@ class H2O(ScoringMethod):
     recent_ratio: float = 0.5  # official demo: as many recent tokens as heavy hitters
     recent: int | None = None  # newest tokens as a count instead; KVCache-Factory: 8
     normalise: str = "none"  # raw sums; `visible`: by the number of queries that see the key
+    during_decode: bool = False  # Algorithm 1 evicts after each forward; KVCache-Factory does not
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -51,6 +56,16 @@ class H2O(ScoringMethod):
         """Attention summed over all queries."""
         return Needs(column_sums=True)
 
+    @property
+    def bytes_follow_data(self) -> bool:
+        """Scores that are kept for decoding take memory beside the rows."""
+        return super().bytes_follow_data or self.during_decode
+
+    @property
+    def evicts_in_decode(self) -> bool:
+        """As the field says."""
+        return self.during_decode
+
     def newest_rows(self, mean_tokens: float) -> int:
         """The count, or the share of the budget; no share is none at all."""
         if self.recent is not None:
@@ -59,21 +74,115 @@ class H2O(ScoringMethod):
 
     def head_scores(self, layer: LayerState, window: int) -> Tensor:
         """Attention each context key received, reduced to the layout's heads."""
-        scores = accumulated(layer, self.normalise)[:, : layer.tokens - window]
-        return scores_by_layout(scores, layer.kv_heads, self.heads)
+        assert layer.column_sums is not None
+        sums = layer.column_sums[:, : layer.tokens - window]
+        if self.normalise == "visible":
+            at = torch.arange(sums.shape[1], device=sums.device)
+            sums = sums / seen_by(at, layer.tokens, layer.sliding_window)
+        return scores_by_layout(sums, layer.kv_heads, self.heads)
+
+    def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
+        """Return the rows; with `during_decode`, in stores that go on evicting."""
+        if not self.during_decode:
+            return super().compress(prefill, budget)
+        layers = []
+        counts = self.context_rows(prefill, budget)
+        for layer, (window, context) in zip(prefill.layers, counts, strict=True):
+            # One row less: the next token takes its place, among the newest if there are any.
+            rows = max(1, window + context - 1)
+            newest = max(0, rows - context)
+            best = self.rows_to_keep(layer, newest, rows - newest)
+            kept = with_window(best, layer.tokens, newest)
+            assert layer.column_sums is not None
+            sums = scores_by_layout(layer.column_sums, layer.kv_heads, self.heads)
+            layers.append(
+                HeavyHitters(
+                    store_rows(layer, kept, union=self.store == "union"),
+                    sums.gather(1, kept),
+                    self,
+                    newest,
+                    rows,
+                    layer.sliding_window,
+                )
+            )
+        return Compressed(tuple(layers))
 
 
-def accumulated(layer: LayerState, normalise: str) -> Tensor:
-    """Attention each key received from all queries: [Q, T] float32.
+def seen_by(positions: Tensor, tokens: int, sliding_window: int | None) -> Tensor:
+    """Number of the first `tokens` queries that see the keys at these positions."""
+    later = tokens - positions
+    return later if sliding_window is None else later.clamp_max(sliding_window)
 
-    Args:
-        layer: the state, with `column_sums`.
-        normalise: `none`, or `visible`: divided by the number of queries that see the key.
-    """
-    assert layer.column_sums is not None
-    if normalise == "none":
-        return layer.column_sums
-    seen_by = layer.tokens - torch.arange(layer.tokens, device=layer.column_sums.device)
-    if layer.sliding_window is not None:
-        seen_by = seen_by.clamp_max(layer.sliding_window)
-    return layer.column_sums / seen_by
+
+@dataclass(frozen=True)
+class HeavyHitters(Store):
+    """Rows that are evicted while decoding, and the attention each has received so far."""
+
+    kept: Store
+    sums: Tensor
+    """[H, n] float32, raw."""
+    method: H2O
+    newest: int
+    """Rows kept for being the newest, the token about to come not counted."""
+    rows: int
+    """Rows kept per head, that token not counted."""
+    sliding_window: int | None
+    absorb_every: int = 1
+    tail_needs_attention: bool = True
+
+    def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """The rows and their scores."""
+        return {**self.kept.tensors(), "scores": (self.sums,)}
+
+    def materialise(self) -> tuple[Band, ...]:
+        """The rows of all heads in one band."""
+        return self.kept.materialise()
+
+    @property
+    def heads(self) -> int:
+        """H."""
+        return self.kept.heads
+
+    @property
+    def kept_vectors(self) -> int:
+        """As the rows' own store."""
+        return self.kept.kept_vectors
+
+    @property
+    def stored_vectors(self) -> int:
+        """As the rows' own store."""
+        return self.kept.stored_vectors
+
+    def absorb(self, tail: Tail) -> HeavyHitters:
+        """Add the tail's rows and its queries' attention, then evict what is too much."""
+        assert tail.attention is not None
+        (band,) = self.materialise()
+        (received,) = tail.attention
+        heads, new = len(band.k), len(tail.positions)
+        copies = heads // len(tail.k)
+        band = Band(
+            torch.cat([band.k, tail.k.repeat_interleave(copies, 0)], 1),
+            torch.cat([band.v, tail.v.repeat_interleave(copies, 0)], 1),
+            torch.cat([band.positions, tail.positions.int().expand(heads, -1)], 1),
+        )
+        if self.method.heads == "all":
+            received = received.mean((0, 1), keepdim=True).expand(heads, 1, -1)
+        sums = F.pad(self.sums, (0, new)) + received.mean(1)
+        if sums.shape[1] > self.rows:
+            scores = sums
+            if self.method.normalise == "visible":
+                tokens = int(tail.positions[-1]) + 1
+                scores = sums / seen_by(band.positions, tokens, self.sliding_window)
+            context = scores[:, : scores.shape[1] - self.newest]
+            best = top_rows(context, self.rows - self.newest)
+            at = with_window(best, scores.shape[1], self.newest)
+            sums = sums.gather(1, at)
+            head = torch.arange(heads, device=at.device)[:, None]
+            band = Band(band.k[head, at], band.v[head, at], band.positions[head, at])
+        kept = store_band(
+            band,
+            len(tail.k),
+            union=self.method.store == "union",
+            reads_positions=self.sliding_window is not None,
+        )
+        return replace(self, kept=kept, sums=sums)

@@ -4,23 +4,25 @@ Paper: Efficient Streaming Language Models with Attention Sinks (Xiao et al., 20
 Official code: mit-han-lab/streaming-llm.
 
 Differs from the paper:
-- Acts once, after the prefill; generated tokens are added and nothing more is evicted.
+- Acts once, after the prefill, unless `during_decode`; the official code evicts before each turn,
+  or after each token in its perplexity script, which is what `during_decode` does.
 - Keys keep their original positions; `positions=cache` re-rotates them to their index in the
   cache, as the official code does.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from kvbench.budget import Budget, whole
 from kvbench.cache.rows import RowStore, gather_rows, store_rows
-from kvbench.cache.store import Band, Compressed, Store
+from kvbench.cache.store import Band, Compressed, Store, Tail
 from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.prefill import LayerState, Prefill
+from kvbench.prefill import LayerState, Prefill, Rotary
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,7 @@ class StreamingLLM(Method):
     sinks: int = 4  # section 3.2: four initial tokens suffice
     recent: int | None = None  # newest tokens; set: the rest of the budget are initial tokens
     positions: str = "original"  # `cache`: official code, rotate by index in the cache
+    during_decode: bool = False  # official: evict after each forward; kvbench: the prompt only
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -50,10 +53,20 @@ class StreamingLLM(Method):
         newest = kept - min(self.sinks, kept - 1) if self.recent is None else self.recent
         newest = min(newest, kept)
         rows = torch.cat([torch.arange(kept - newest), torch.arange(tokens - newest, tokens)])
-        layers = tuple(self._store(s, rows.to(s.k.device)) for s in prefill.layers)
+        store = self._stream if self.during_decode else self._store
+        layers = tuple(store(s, rows.to(s.k.device), newest) for s in prefill.layers)
         return Compressed(layers, next_position=kept if self.positions == "cache" else None)
 
-    def _store(self, layer: LayerState, kept: Tensor) -> Store:
+    def _stream(self, layer: LayerState, kept: Tensor, newest: int) -> Store:
+        rows = kept.expand(layer.kv_heads, -1)
+        if self.positions == "original":
+            (band,) = store_rows(layer, rows).materialise()
+            return Stream(band, newest, None, layer.sliding_window is not None)
+        assert layer.k_pre is not None
+        band = Band(gather_rows(layer.k_pre, rows), gather_rows(layer.v, rows), rows.int())
+        return Stream(band, newest, layer.rotary, layer.sliding_window is not None)
+
+    def _store(self, layer: LayerState, kept: Tensor, newest: int) -> Store:
         rows = kept.expand(layer.kv_heads, -1)
         if self.positions == "original":
             return store_rows(layer, rows)
@@ -63,3 +76,80 @@ class StreamingLLM(Method):
         keys = layer.rotary.rotate(gather_rows(layer.k_pre, rows), index)
         band = Band(keys, gather_rows(layer.v, rows), index.to(torch.int32))
         return RowStore((band,), layer.sliding_window is not None)
+
+
+@dataclass(frozen=True)
+class Stream(Store):
+    """Initial and newest rows of one layer; what is neither is evicted while decoding."""
+
+    band: Band
+    """[G, n, D]; keys before RoPE where `rotary` is given."""
+    newest: int
+    """Of the rows, those kept for being the newest."""
+    rotary: Rotary | None
+    """Rotates each key to its index in the cache; None: keys are rotated to their positions."""
+    reads_positions: bool
+    absorb_every: int = 1
+
+    @property
+    def tail_needs_pre_rope(self) -> bool:  # type: ignore[override]
+        """Where keys are rotated again."""
+        return self.rotary is not None
+
+    @property
+    def next_position(self) -> int | None:
+        """The rows' number where they are numbered anew."""
+        return None if self.rotary is None else self.band.k.shape[1]
+
+    def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """The rows, and their positions where decoding reads them."""
+        parts: dict[str, tuple[Tensor, ...]] = {"rows": (self.band.k, self.band.v)}
+        if self.reads_positions and self.rotary is None:
+            parts["positions"] = (self.band.positions,)
+        return parts
+
+    def materialise(self) -> tuple[Band, ...]:
+        """The rows, rotated to their index in the cache where asked for."""
+        if self.rotary is None:
+            return (self.band,)
+        heads, rows, _ = self.band.k.shape
+        index = torch.arange(rows, device=self.band.k.device).expand(heads, -1)
+        return (Band(self.rotary.rotate(self.band.k, index), self.band.v, index.int()),)
+
+    @property
+    def heads(self) -> int:
+        """G."""
+        return len(self.band.k)
+
+    @property
+    def kept_vectors(self) -> int:
+        """Keys and values."""
+        return 2 * self.band.k.shape[0] * self.band.k.shape[1]
+
+    @property
+    def stored_vectors(self) -> int:
+        """All of them."""
+        return self.kept_vectors
+
+    def absorb(self, tail: Tail) -> Stream:
+        """Add the tail's rows and keep as many as before: the same initial ones, the newest."""
+        keys = tail.k if self.rotary is None else tail.k_pre
+        assert keys is not None
+        rows = self.band.k.shape[1]
+        at = tail.positions.int().expand(self.heads, -1)
+        first = rows - self.newest
+
+        def joined(old: Tensor, new: Tensor) -> Tensor:
+            everything = torch.cat([old, new], 1)
+            return torch.cat(
+                [everything[:, :first], everything[:, everything.shape[1] - self.newest :]], 1
+            )
+
+        return replace(
+            self,
+            band=Band(
+                joined(self.band.k, keys),
+                joined(self.band.v, tail.v),
+                joined(self.band.positions, at),
+            ),
+        )

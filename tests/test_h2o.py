@@ -12,7 +12,7 @@ from kvbench.budget import Budget
 from kvbench.capture import capture
 from kvbench.errors import UserError
 from kvbench.ledger import ledger
-from kvbench.methods.h2o import H2O, accumulated
+from kvbench.methods.h2o import H2O
 
 
 def positions(cache):
@@ -25,19 +25,20 @@ def with_sums(prefill, sums):
 
 
 # T3
-def test_column_sums_of_flat_attention_by_hand(tiny):
+def test_column_sums_of_flat_attention_by_hand():
     sums = torch.tensor([25 / 12, 13 / 12, 7 / 12, 1 / 4]).expand(4, -1)
     prefill = with_sums(naive.random_prefill(4), sums)
     layer = prefill.layers[0]
-    assert torch.equal(accumulated(layer, "none"), sums)
+    assert torch.equal(H2O(heads="query").head_scores(layer, 0), sums)
     expected = torch.tensor([0.520833, 0.361111, 0.291667, 0.25])
-    torch.testing.assert_close(accumulated(layer, "visible")[0], expected, atol=1e-6, rtol=0)
+    level = H2O(heads="query", normalise="visible").head_scores(layer, 0)
+    torch.testing.assert_close(level[0], expected, atol=1e-6, rtol=0)
 
 
 def test_sums_in_a_layer_with_a_sliding_window_are_divided_by_the_queries_that_see_the_key():
     prefill = with_sums(naive.random_prefill(5, sliding_window=2), torch.ones(4, 5))
-    seen_by = 1 / accumulated(prefill.layers[0], "visible")[0]
-    assert seen_by.tolist() == [2, 2, 2, 2, 1]
+    level = H2O(normalise="visible").head_scores(prefill.layers[0], 0)[0]
+    assert (1 / level).tolist() == [2, 2, 2, 2, 1]
 
 
 def test_half_of_the_budget_is_recent_and_the_rest_heavy_by_hand():

@@ -135,6 +135,28 @@ def store_rows(layer: LayerState, rows: Tensor, *, union: bool = False) -> Store
     return RowStore((band,), windowed)
 
 
+def store_band(band: Band, kv_heads: int, *, union: bool, reads_positions: bool) -> Store:
+    """Store rows that are already gathered, one band of all heads.
+
+    Args:
+        band: [H, n, D], H = G or Q; heads that share a KV head hold equal rows at equal positions.
+        kv_heads: G.
+        union: with H = Q, store each row once per KV head, with index lists.
+        reads_positions: whether decoding reads the positions.
+    """
+    heads, _, dim = band.k.shape
+    if not union or heads == kv_heads:
+        return RowStore((band,), reads_positions)
+    groups, places = [], []
+    for of_head in torch.arange(heads).reshape(kv_heads, -1):
+        positions, where, _ = union_of_rows(band.positions[of_head])
+        k, v = (x.new_empty(len(positions), dim) for x in (band.k, band.v))
+        k[where], v[where] = band.k[of_head], band.v[of_head]
+        groups.append(Band(k[None], v[None], positions[None]))
+        places.append(where.to(index_dtype(len(positions))))
+    return UnionStore(tuple(groups), tuple(places), reads_positions)
+
+
 def store_ragged_rows(layer: LayerState, rows: list[Tensor]) -> RowStore:
     """Store each head's own number of rows: `rows` holds G or Q tensors of ascending positions."""
     copies = len(rows) // layer.kv_heads

@@ -38,6 +38,9 @@ class Tail:
         positions: [t] int64, ascending.
         k_pre: [G, t, D] keys before RoPE; None unless the store's `tail_needs_pre_rope`.
         cos, sin: [t, rd] rotation of those positions; None likewise.
+        attention: per band of the store [h, share, n + t] float32, where `share` query heads read
+            each of its h heads: attention that the band's rows and the tail's received from the
+            tail's queries, summed over these; None unless the store's `tail_needs_attention`.
     """
 
     k: Tensor
@@ -46,6 +49,7 @@ class Tail:
     k_pre: Tensor | None = None
     cos: Tensor | None = None
     sin: Tensor | None = None
+    attention: tuple[Tensor, ...] | None = None
 
 
 class Store(ABC):
@@ -56,6 +60,17 @@ class Store(ABC):
 
     tail_needs_pre_rope: bool = False
     """Whether `absorb` reads `k_pre`, `cos` and `sin`."""
+
+    tail_needs_attention: bool = False
+    """Whether `absorb` reads `attention`."""
+
+    @property
+    def next_position(self) -> int | None:
+        """Position of the next token fed, where rows are numbered anew; None: its true one.
+
+        The stores of all layers agree.
+        """
+        return None
 
     @abstractmethod
     def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:

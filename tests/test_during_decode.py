@@ -1,0 +1,435 @@
+"""Eviction and merging while decoding equal a step-by-step model over explicit lists of rows.
+
+The reference runs the random Llama one token at a time with plain attention in float64 loops over
+(position, key, value) lists; it shares no code with the stores.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import naive
+import pytest
+import torch
+from torch import Tensor
+
+from kvbench.budget import Budget
+from kvbench.cache.store import Compressed
+from kvbench.capture import capture
+from kvbench.decode import Stop, _Rows, decode
+from kvbench.fit import fit
+from kvbench.method import Method, Needs
+from kvbench.methods.h2o import H2O
+from kvbench.methods.spindlekv import SpindleKV
+from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.model import LoadedModel
+
+TOKENS = 60
+PROMPT = torch.randint(3, 250, (TOKENS,), generator=torch.Generator().manual_seed(11))
+QUERY_HEADS, KV_HEADS, DIM = 4, 2, 16
+GROUP = QUERY_HEADS // KV_HEADS
+
+
+@dataclass
+class Row:
+    """One kept token of one head."""
+
+    position: int
+    k_pre: Tensor
+    k: Tensor
+    v: Tensor
+    score: float = 0.0
+
+
+@dataclass
+class NaiveHead:
+    """The rows of one selecting head; `readers` are the query heads that attend to them."""
+
+    readers: list[int]
+    rows: list[Row] = field(default_factory=list)
+
+
+class NaiveLayer:
+    """Plain attention over lists of rows, and a rule that runs after each forward."""
+
+    def __init__(self, heads: list[NaiveHead]) -> None:
+        self.heads = heads
+
+    def keys(self, head: NaiveHead) -> list[Tensor]:
+        return [r.k for r in head.rows]
+
+    def attend(self, q: Tensor) -> Tensor:
+        """q [Q, D] -> [Q, D]; each row's score grows by its mean weight over the readers."""
+        out = torch.zeros(QUERY_HEADS, DIM)
+        for head in self.heads:
+            keys = torch.stack(self.keys(head)).double()
+            values = torch.stack([r.v for r in head.rows]).double()
+            weights = [(keys @ q[i].double() * DIM**-0.5).softmax(0) for i in head.readers]
+            for i, w in zip(head.readers, weights, strict=True):
+                out[i] = (w @ values).float()
+            for j, row in enumerate(head.rows):
+                row.score += float(sum(w[j] for w in weights)) / len(weights)
+        return out
+
+    def after_forward(self) -> None:
+        """Evict."""
+
+
+class NaiveH2O(NaiveLayer):
+    def __init__(self, heads: list[NaiveHead], held: int, newest: int, visible: bool) -> None:
+        super().__init__(heads)
+        self.held, self.newest, self.visible = held, newest, visible
+
+    def after_forward(self) -> None:
+        for head in self.heads:
+            rows = head.rows
+            if len(rows) <= self.held:
+                continue
+            tokens = rows[-1].position + 1
+            older = rows[: len(rows) - self.newest]
+            scores = [r.score / (tokens - r.position) if self.visible else r.score for r in older]
+            best = naive.top_positions(scores, self.held - self.newest)
+            head.rows = [older[i] for i in best] + rows[len(rows) - self.newest :]
+
+
+class NaiveStream(NaiveLayer):
+    def __init__(self, heads: list[NaiveHead], sinks: int, held: int, turn) -> None:
+        super().__init__(heads)
+        self.sinks, self.held, self.turn = sinks, held, turn
+
+    def keys(self, head: NaiveHead) -> list[Tensor]:
+        if self.turn is None:
+            return [r.k for r in head.rows]
+        return [self.turn(r.k_pre, i) for i, r in enumerate(head.rows)]
+
+    def after_forward(self) -> None:
+        for head in self.heads:
+            while len(head.rows) > self.held:
+                del head.rows[self.sinks]
+
+
+def naive_forward(network, token: int, position: int, layers: list[NaiveLayer]) -> Tensor:
+    """Logits after one token; its rows join every layer."""
+    x = network.model.embed_tokens(torch.tensor([token]))
+    cos, sin = network.model.rotary_emb(x[None], torch.tensor([[position]]))
+    for block, layer in zip(network.model.layers, layers, strict=True):
+        normed = block.input_layernorm(x)[0]
+        q, k, v = (
+            proj(normed).view(-1, DIM)
+            for proj in (block.self_attn.q_proj, block.self_attn.k_proj, block.self_attn.v_proj)
+        )
+        q_at, k_at = (naive.rotate_half(a[None, :, None], cos, sin)[0, :, 0] for a in (q, k))
+        for head in layer.heads:
+            g = head.readers[0] // GROUP
+            head.rows.append(Row(position, k[g], k_at[g], v[g]))
+        x = x + block.self_attn.o_proj(layer.attend(q_at).flatten())[None]
+        x = x + block.mlp(block.post_attention_layernorm(x))
+    return network.lm_head(network.model.norm(x))[0].detach()
+
+
+def naive_decode(network, layers, feed, logits, steps, next_position) -> list[Tensor]:
+    """Logits of every forward: the fed tokens as one, then each generated token."""
+    seen = []
+    tokens = list(feed) or [int(logits.argmax())]
+    for _ in range(steps):
+        for token in tokens:
+            logits = naive_forward(network, token, next_position(), layers)
+        for layer in layers:
+            layer.after_forward()
+        seen.append(logits)
+        tokens = [int(logits.argmax())]
+    return seen
+
+
+def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps):
+    """Logits of every forward, and positions of all rows after each."""
+    logits: list[Tensor] = []
+    held: list[list[list[list[int]]]] = []
+    hook = model.network.register_forward_hook(lambda _m, _a, out: logits.append(out.logits[0, -1]))
+
+    def look(run: _Rows) -> None:
+        held.append(
+            [
+                [p.tolist() for (_, _, at, n) in g._buffers for p in at[0, :, : n + g.waiting]]
+                for groups in run._layers
+                for g in groups
+            ]
+        )
+
+    merge = _Rows.merge_full_tails
+
+    def watched(run: _Rows) -> None:
+        merge(run)
+        look(run)
+
+    try:
+        _Rows.merge_full_tails = watched  # type: ignore[method-assign]
+        count = steps if feed else steps + 1
+        (written,) = decode(
+            model,
+            [cache],
+            TOKENS,
+            Stop(frozenset(), count),
+            first_logits=None if feed else first_logits,
+            feed=feed,
+        )
+    finally:
+        _Rows.merge_full_tails = merge  # type: ignore[method-assign]
+        hook.remove()
+    return logits, held, written
+
+
+def lists_of_rows(prefill, cache: Compressed, sums: str | None) -> list[list[NaiveHead]]:
+    """The compressed prompt as lists, taken from the capture at the positions kept."""
+    found = []
+    for state, store in zip(prefill.layers, cache.layers, strict=True):
+        heads = []
+        positions = [p for b in store.materialise() for p in b.positions.tolist()]
+        for i, kept in enumerate(positions):
+            g = i * KV_HEADS // len(positions)
+            readers = (
+                [i] if len(positions) == QUERY_HEADS else list(range(g * GROUP, (g + 1) * GROUP))
+            )
+            rows = [Row(p, state.k_pre[g, p], state.k[g, p], state.v[g, p]) for p in kept]
+            if sums is not None:
+                for row in rows:
+                    row.score = float(state.column_sums[readers, row.position].mean())
+            heads.append(NaiveHead(readers, rows))
+        found.append(heads)
+    return found
+
+
+@pytest.fixture(scope="module")
+def prefill(tiny):
+    return capture(tiny, PROMPT, Needs(window=16, pre_rope_keys=True, column_sums=True))
+
+
+FEEDS = {"none": (), "one": (7,), "question": (11, 5, 42, 8, 23)}
+STEPS = 40
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"heads": "query"},
+        {"heads": "query", "store": "repeat"},
+        {"recent": 3},
+        {"recent": 0},
+        {"normalise": "visible"},
+    ],
+    ids=str,
+)
+def test_h2o_evicts_at_each_step_as_a_naive_model_does(tiny, prefill, settings, feed):
+    method = H2O(during_decode=True, **settings)
+    budget = 20
+    cache = method.compress(prefill, Budget(tokens=budget))
+    window, context = method.context_rows(prefill, Budget(tokens=budget))[0]
+    held, newest = window + context - 1, max(0, window - 1)
+    visible = method.normalise == "visible"
+    layers = [
+        NaiveH2O(heads, held, newest, visible) for heads in lists_of_rows(prefill, cache, "sums")
+    ]
+    position = iter(range(TOKENS, 10**6))
+    expected = naive_decode(
+        tiny.network, layers, feed, prefill.last_logits, STEPS, lambda: next(position)
+    )
+    logits, rows, _ = fast_decode(tiny, cache, feed, prefill.last_logits, STEPS)
+    for got, wanted in zip(logits, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    assert rows[-1] == [[[r.position for r in h.rows] for h in x.heads] for x in layers]
+    assert max(len(h) for step in rows for layer in step for h in layer) == held < budget
+    prompt_rows = [sum(p < TOKENS for p in h) for layer in rows[-1] for h in layer]
+    if visible:
+        assert min(prompt_rows) < held - newest, "some heavy hitters were generated"
+    else:
+        assert max(prompt_rows) > 0, "raw sums favour the prompt"
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+@pytest.mark.parametrize("positions", ["original", "cache"])
+@pytest.mark.parametrize("recent", [None, 7])
+def test_streamingllm_evicts_at_each_step_as_a_naive_model_does(
+    tiny, prefill, positions, recent, feed
+):
+    budget = 16
+    method = StreamingLLM(positions=positions, recent=recent, during_decode=True)
+    cache = method.compress(prefill, Budget(tokens=budget))
+    sinks = 4 if recent is None else budget - recent
+    kept = [*range(sinks), *range(TOKENS - (budget - sinks), TOKENS)]
+
+    def turned(k_pre: Tensor, index: int) -> Tensor:
+        cos, sin = tiny.network.model.rotary_emb(k_pre, torch.tensor([[index]]))
+        return naive.rotate_half(k_pre[None, None, None], cos, sin)[0, 0, 0]
+
+    layers = []
+    for state in prefill.layers:
+        heads = [
+            NaiveHead(
+                list(range(g * GROUP, (g + 1) * GROUP)),
+                [Row(p, state.k_pre[g, p], state.k[g, p], state.v[g, p]) for p in kept],
+            )
+            for g in range(KV_HEADS)
+        ]
+        layers.append(NaiveStream(heads, sinks, budget, turned if positions == "cache" else None))
+    true_positions = iter(range(TOKENS, 10**6))
+
+    def next_position() -> int:
+        if positions == "original":
+            return next(true_positions)
+        return len(layers[0].heads[0].rows)
+
+    expected = naive_decode(tiny.network, layers, feed, prefill.last_logits, STEPS, next_position)
+    logits, rows, _ = fast_decode(tiny, cache, feed, prefill.last_logits, STEPS)
+    for got, wanted in zip(logits, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    assert {len(h) for step in rows for layer in step for h in layer} == {budget}
+    if positions == "cache":
+        assert rows[-1][0][0] == list(range(budget))
+    else:
+        last = TOKENS + STEPS + max(0, len(feed) - 1)
+        assert rows[-1][0][0] == [*range(sinks), *range(last - (budget - sinks), last)]
+
+
+class NaiveBook(NaiveLayer):
+    """SpindleKV's merging: every `merge_every` tokens the waiting rows are written with books."""
+
+    def __init__(self, heads, books, every, thetas, turn) -> None:
+        super().__init__(heads)
+        self.books, self.every, self.thetas, self.turn = books, every, thetas, turn
+        self.waiting = 0
+
+    def attend(self, q: Tensor) -> Tensor:
+        self.waiting += 1
+        return super().attend(q)
+
+    def after_forward(self) -> None:
+        if self.waiting < self.every:
+            return
+        for g in range(KV_HEADS):
+            mine = [h for h in self.heads if h.readers[0] // GROUP == g]
+            fresh = mine[0].rows[-self.waiting :]
+            keys = self.written(self.books[g][0], [r.k_pre for r in fresh], self.thetas[0])
+            values = self.written(self.books[g][1], [r.v for r in fresh], self.thetas[1])
+            for head in mine:
+                for row, k_pre, v in zip(head.rows[-self.waiting :], keys, values, strict=True):
+                    row.k_pre, row.v, row.k = k_pre, v, self.turn(k_pre, row.position)
+        self.waiting = 0
+
+    @staticmethod
+    def written(entries: list[Tensor], vectors: list[Tensor], theta: float) -> list[Tensor]:
+        """Each vector as its entry times its own norm; unmatched ones make entries of their own."""
+        unit = [direction(x) for x in vectors]
+        refs: dict[int, int] = {}
+        for i, x in enumerate(unit):
+            cosines = [float(x @ direction(e)) for e in entries]
+            if cosines and max(cosines) > theta:
+                refs[i] = cosines.index(max(cosines))
+        rest = [i for i in range(len(unit)) if i not in refs]
+        if rest:
+            picks, of = naive.greedy_cover(
+                torch.stack([unit[i] for i in rest]), theta, list(range(len(rest)))
+            )
+            for i, ref in zip(rest, of, strict=True):
+                refs[i] = len(entries) + ref
+            entries += [unit[rest[p]] for p in picks]
+        return [entries[refs[i]] * x.norm() for i, x in enumerate(vectors)]
+
+
+def direction(x: Tensor) -> Tensor:
+    """Unit vector; the padding token's values are zero and stay so."""
+    return x / x.norm() if x.any() else x
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+@pytest.mark.parametrize("heads", ["query", "kv"])
+@pytest.mark.parametrize("every", [1, 4])
+def test_spindlekv_merges_generated_tokens_as_a_naive_model_does(tiny, prefill, heads, every, feed):
+    thetas = (0.6, 0.5)
+    method = SpindleKV(
+        window=8, heads=heads, merge_every=every, theta_key=thetas[0], theta_value=thetas[1]
+    )
+    cache = method.compress(prefill, Budget(fraction=0.5))
+
+    def turned(k_pre: Tensor, position: int) -> Tensor:
+        cos, sin = tiny.network.model.rotary_emb(k_pre, torch.tensor([[position]]))
+        return naive.rotate_half(k_pre[None, None, None], cos, sin)[0, 0, 0]
+
+    layers = []
+    for state, store in zip(prefill.layers, cache.layers, strict=True):
+        (band,) = store.materialise()
+        heads_of = []
+        for i in range(len(band.k)):
+            g = i * KV_HEADS // len(band.k)
+            readers = [i] if heads == "query" else list(range(g * GROUP, (g + 1) * GROUP))
+            rows = [
+                Row(int(p), state.k_pre[g, p], k, v)
+                for p, k, v in zip(band.positions[i], band.k[i], band.v[i], strict=True)
+            ]
+            heads_of.append(NaiveHead(readers, rows))
+        books = [
+            (list(store.key_books[g].entries), list(store.value_books[g].entries))
+            for g in range(KV_HEADS)
+        ]
+        layers.append(NaiveBook(heads_of, books, every, thetas, turned))
+    entries = len(layers[0].books[0][0])
+    position = iter(range(TOKENS, 10**6))
+    expected = naive_decode(
+        tiny.network, layers, feed, prefill.last_logits, STEPS, lambda: next(position)
+    )
+    logits, rows, _ = fast_decode(tiny, cache, feed, prefill.last_logits, STEPS)
+    for got, wanted in zip(logits, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    assert rows[-1][0][0] == [r.position for r in layers[0].heads[0].rows]
+    fed = STEPS + max(0, len(feed) - 1)
+    assert 0 < len(layers[0].books[0][0]) - entries < fed, "some rows match, some do not"
+
+
+def memory(method: Method, prefill, budget: Budget, model, steps: int) -> tuple[int, int]:
+    """Bytes of the compressed prompt, and of everything held after `steps` tokens."""
+    cache = fit(method, prefill, budget)
+    before = cache.nbytes
+    (written,) = decode(
+        model, [cache], TOKENS, Stop(frozenset(), steps), first_logits=prefill.last_logits
+    )
+    return before, before + written.tail_bytes
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        H2O(during_decode=True),
+        H2O(during_decode=True, heads="query"),
+        StreamingLLM(during_decode=True),
+        StreamingLLM(during_decode=True, positions="cache"),
+    ],
+    ids=str,
+)
+def test_memory_does_not_grow_with_the_answer(tiny, prefill, method):
+    before, after = memory(method, prefill, Budget(fraction=0.3), tiny, 80)
+    # A union's size follows the data; plain rows stay to the byte.
+    assert after <= (before * 1.15 if method == H2O(during_decode=True, heads="query") else before)
+    assert before <= 0.31 * prefill.nbytes
+    _, grown = memory(replace(method, during_decode=False), prefill, Budget(fraction=0.3), tiny, 80)
+    assert grown > 1.5 * after
+
+
+def test_the_batch_gives_each_evicting_variant_what_it_gives_it_alone(tiny, prefill):
+    tried = [
+        H2O(during_decode=True),
+        H2O(during_decode=True, heads="query"),
+        StreamingLLM(during_decode=True),
+        StreamingLLM(during_decode=True, positions="cache"),
+        StreamingLLM(),
+        SpindleKV(window=8, merge_every=4),
+    ]
+    caches = [fit(m, prefill, Budget(fraction=0.4)) for m in tried]
+
+    def ids(batch: list[Compressed], feed: tuple[int, ...]) -> list[tuple[int, ...]]:
+        stop = Stop(frozenset(), 30)
+        done = decode(tiny, list(batch), TOKENS, stop, first_logits=prefill.last_logits, feed=feed)
+        return [g.ids for g in done]
+
+    for feed in FEEDS.values():
+        assert ids(caches, feed) == [ids([c], feed)[0] for c in caches]
