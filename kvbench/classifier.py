@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, TypeVar
 
 from kvbench.errors import UserError
@@ -134,8 +135,11 @@ class EncoderClassifier(TaskClassifier):
 
     def save(self, folder: Path) -> None:
         """Write network and tokenizer in transformers' own form."""
-        self.network.save_pretrained(str(folder))
-        self.tokenizer.save_pretrained(str(folder))
+        from kvbench.model import quiet_transformers
+
+        with quiet_transformers():
+            self.network.save_pretrained(str(folder))
+            self.tokenizer.save_pretrained(str(folder))
 
     @classmethod
     def load(cls, folder: Path) -> EncoderClassifier:
@@ -143,11 +147,14 @@ class EncoderClassifier(TaskClassifier):
         import torch
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+        from kvbench.model import quiet_transformers
+
         local = {"local_files_only": True, "trust_remote_code": False}
-        network: Any = AutoModelForSequenceClassification.from_pretrained(
-            str(folder), use_safetensors=True, **local
-        )
-        tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
+        with quiet_transformers():
+            network: Any = AutoModelForSequenceClassification.from_pretrained(
+                str(folder), use_safetensors=True, **local
+            )
+            tokenizer = AutoTokenizer.from_pretrained(str(folder), **local)
         device = "cuda" if torch.cuda.is_available() else "cpu"
         return cls(network.to(device).eval(), tokenizer)
 
@@ -185,7 +192,7 @@ def _load(folder: str, digest: str) -> TaskClassifier:
     try:
         return kinds[_manifest(folder)["kind"]](Path(folder).expanduser())
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shorten(str(error), 200)
         raise UserError(f"classifier {folder} cannot be loaded ({reason}): train it again") from (
             error
         )

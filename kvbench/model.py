@@ -156,7 +156,7 @@ def _load(spec: ModelSpec) -> LoadedModel:
     identity = model_identity(spec)
     register()
     device = _device(spec)
-    with _quiet():
+    with quiet_transformers():
         if spec.kind == "random":
             shape = spec.random_shape
             network = random_llama(shape).to(getattr(torch, identity["dtype"]))
@@ -237,7 +237,7 @@ def _rescaled_beyond(config: Any) -> int | None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """Silence transformers' progress bars and load reports, and give them back."""
     from transformers.utils import logging
 

@@ -12,6 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import kvbench
@@ -242,6 +243,8 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
+    from kvbench.model import quiet_transformers
+
     where = str(Path(encoder).expanduser()) if Path(encoder).expanduser().is_dir() else encoder
     labels = {
         "num_labels": len(TASK_TYPES),
@@ -249,15 +252,16 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
         "label2id": {name: i for i, name in enumerate(TASK_TYPES)},
     }
     try:
-        config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False, **labels)
-        if hasattr(config, "classifier_dropout"):
-            config.classifier_dropout = dropout
-        tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
-        network: Any = AutoModelForSequenceClassification.from_pretrained(
-            where, config=config, trust_remote_code=False, dtype=torch.float32
-        )
+        with quiet_transformers():
+            config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False, **labels)
+            if hasattr(config, "classifier_dropout"):
+                config.classifier_dropout = dropout
+            tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
+            network: Any = AutoModelForSequenceClassification.from_pretrained(
+                where, config=config, trust_remote_code=False, dtype=torch.float32
+            )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
-        reason = " ".join(str(error).split())[:200]
+        reason = shorten(str(error), 200)
         raise UserError(f"encoder {encoder} cannot be loaded: {reason}") from error
     return network.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
