@@ -7,6 +7,7 @@ layer by layer.
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,6 +23,7 @@ from kvbench.attention import (
 from kvbench.method import Needs
 from kvbench.prefill import LayerState, Prefill, Rotary
 from kvbench.pruning import PruningCapture, PruningPlan, feeding_kept_tokens
+from kvbench.reconstruction import reconstruction_scores, template_around
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,6 +91,8 @@ def capture(
 ) -> Prefill:
     """Run one forward over a prompt and keep every layer's state.
 
+    Where a method asks for them, further passes over the frozen state fill `reconstructions`.
+
     Args:
         model: the model.
         ids: [T] long token ids, T >= 1; positions are 0 .. T-1.
@@ -127,4 +131,14 @@ def capture(
         )
         logits = output.logits[0, -1].float()
     assert len(run.layers) == model.geometry.layers, "a layer did not attend through kvbench"
-    return Prefill(layers=tuple(run.layers), last_logits=logits)
+    layers = tuple(run.layers)
+    around = template_around(model.tokenizer, ids[0].tolist()) if needs.template_prefix else None
+    if around is not None:
+        for passes in sorted(needs.reconstructions, key=repr):
+            scores = reconstruction_scores(model, ids[0], layers, around, passes)
+            layers = tuple(
+                replace(s, reconstructions={**s.reconstructions, passes: x})
+                for s, x in zip(layers, scores, strict=True)
+            )
+    template_tokens = 0 if around is None else around.prefix_tokens
+    return Prefill(layers, last_logits=logits, template_tokens=template_tokens)

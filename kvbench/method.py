@@ -18,6 +18,7 @@ from kvbench.cache.store import Compressed
 from kvbench.errors import UserError
 from kvbench.prefill import Prefill
 from kvbench.pruning import PruningPlan
+from kvbench.reconstruction import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,10 @@ class Needs:
     """Whether `column_sums` is read."""
     classifiers: frozenset[str] = frozenset()
     """Task classifiers whose answers `task_types` must hold: `oracle`, or folders."""
+    template_prefix: bool = False
+    """Whether `template_tokens` is read."""
+    reconstructions: frozenset[Reconstruction] = frozenset()
+    """Reconstruction passes whose scores `reconstructions` must hold."""
 
     def __or__(self, other: Needs) -> Needs:
         """The needs of both."""
@@ -40,6 +45,8 @@ class Needs:
             self.pre_rope_keys or other.pre_rope_keys,
             self.column_sums or other.column_sums,
             self.classifiers | other.classifiers,
+            self.template_prefix or other.template_prefix,
+            self.reconstructions | other.reconstructions,
         )
 
 
@@ -62,6 +69,11 @@ class Method(ABC):
     @property
     def acts_after_prefill(self) -> bool:
         """Whether all it does follows the ordinary prefill, whose logits it shares with FullKV."""
+        return True
+
+    @property
+    def keeps_newest(self) -> bool:
+        """Whether every head holds the last token whatever the budget."""
         return True
 
     def prefill_plan(self, tokens: int, layers: int, budget: Budget) -> PruningPlan | None:

@@ -9,8 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from kvbench.reconstruction import Reconstruction
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,9 @@ class LayerState:
     """The rotation of this layer, where `k_pre` was asked for."""
     column_sums: Tensor | None = None
     """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
+    reconstructions: Mapping[Reconstruction, Tensor] = field(default_factory=dict)
+    """[G, T] float32 per reconstruction pass asked for: the most attention a token received from
+    the repeated context, over the queries of a KV head's group; 0 in the template prefix."""
     positions: Tensor | None = None
     """[T] int64 original positions, ascending, where a pruning prefill fed the layer only some of
     the prompt's tokens; None: 0 .. T-1."""
@@ -89,6 +96,8 @@ class Prefill:
     """[vocabulary] float32 logits after the last prefilled token."""
     task_types: Mapping[str, str] = field(default_factory=dict)
     """Task classifier -> `localisation` or `aggregation`, for those asked for in `needs`."""
+    template_tokens: int = 0
+    """Leading tokens that are chat template, beginning of sequence included; where asked for."""
 
     @property
     def tokens(self) -> int:

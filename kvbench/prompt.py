@@ -219,17 +219,21 @@ def _without_middle(prompt: _Text, tokens: _Tokens, max_input_tokens: int, token
 
 def _in_chat(prompt: _Text, tokenizer: Any) -> _Text:
     """Put the tokenizer's chat template around a prompt, as one user turn with the answer's cue."""
-
-    def chat(text: str) -> str:
-        turn = [{"role": "user", "content": text}]
-        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
-
-    around = chat(_MARK)
-    before = around.index(_MARK)
-    after = len(around) - before - len(_MARK)
-    text = chat(prompt.text)
-    user_text = text[before : len(text) - after]
+    before, after = chat_around(tokenizer)
+    text = _chat(prompt.text, tokenizer)
+    user_text = text[len(before) : len(text) - len(after)]
     # Some templates strip the user's text at both ends.
     stripped = max(0, prompt.text.find(user_text))
     border = min(max(prompt.border - stripped, 0), len(user_text))
-    return _Text(text, before + border)
+    return _Text(text, len(before) + border)
+
+
+def chat_around(tokenizer: Any) -> tuple[str, str]:
+    """What the tokenizer's chat template puts before and after one user turn, the cue included."""
+    before, _, after = _chat(_MARK, tokenizer).partition(_MARK)
+    return before, after
+
+
+def _chat(text: str, tokenizer: Any) -> str:
+    turn = [{"role": "user", "content": text}]
+    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))

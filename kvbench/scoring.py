@@ -45,6 +45,11 @@ class ScoringMethod(Method):
         """Whether the caches of `compress` evict generated tokens too; wrappers cannot follow."""
         return False
 
+    @property
+    def keeps_newest(self) -> bool:
+        """Unless no token is kept for being recent."""
+        return self.newest_rows(1) > 0
+
     @abstractmethod
     def newest_rows(self, mean_tokens: float) -> int:
         """Newest tokens always kept where heads hold `mean_tokens` on average; 0 is none."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 import torch
@@ -50,6 +51,7 @@ def random_prefill(
             which = torch.randint(distinct, (tokens,), generator=rng)
             lengths = 0.5 + torch.rand(kv_heads, tokens, 1, generator=rng)
             k_pre, v = (randn(kv_heads, distinct, dim)[:, which] * lengths for _ in range(2))
+        received = torch.rand(kv_heads, tokens, generator=rng)
         states.append(
             LayerState(
                 k=rotary.rotate(k_pre, at),
@@ -61,6 +63,7 @@ def random_prefill(
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=torch.rand(query_heads, tokens, generator=rng),
+                reconstructions=defaultdict(lambda received=received: received),
             )
         )
     return Prefill(tuple(states), randn(32))

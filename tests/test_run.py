@@ -108,6 +108,24 @@ def test_a_method_that_prunes_the_prefill_has_its_own_and_decodes_with_the_rest(
             assert r.kept_tokens[0] == r.prefill_tokens > r.kept_tokens[-1]
 
 
+@pytest.mark.parametrize("query_aware", ["true", "false"])
+def test_reconstruction_passes_share_the_prefill(data, tmp_path, prefills, query_aware):
+    out = tmp_path / "run"
+    words = ["task=qasper", "limit=1", "budget=0.3", f"protocol.query_aware={query_aware}"]
+    _run(data, out, *words, "method=kvzip,kvzip_kvpress,kvzip_uniform,snapkv")
+    assert len(prefills) == 1
+    records = {r.method: r for r in _records(out)}
+    assert len(records) == 5
+    for name, r in records.items():
+        assert r.error is None
+        if name != "fullkv":
+            assert r.ratio_bytes == pytest.approx(0.3, abs=0.002)
+    assert records["kvzip"].facts["protected_tokens"] == len("<s>[user] ") - 2
+    assert records["kvzip_kvpress"].facts["protected_tokens"] == 4
+    assert len(set(records["kvzip"].kept_tokens)) > 1
+    assert len(set(records["kvzip_uniform"].kept_tokens)) == 1
+
+
 def test_a_task_sweep_is_two_jobs_in_one_folder(data, tmp_path):
     out = tmp_path / "run"
     _run(data, out, "task=qasper,trec", "method=snapkv", "budget=0.5")
