@@ -13,6 +13,8 @@ Differs from the paper:
 - Codebooks are built per KV head (`scope=head`); Formula 15 reads as one per layer.
 - With `evict=false` the whole context is kept and the thresholds must meet the budget: both
   angles are scaled by one factor until the bytes do.
+- Another method's eviction can take the place of Eq. 2 to 7 (`method/evict=snapkv`): its rows are
+  written with codebooks, and `window`, `heads`, `beta`, `score` and `pool` are its own.
 - Misprints of Algorithm 1 mended: the degree is the row sum of G, the mask is a logical NOT.
 """
 
@@ -30,6 +32,7 @@ from kvbench.cache.store import Compressed
 from kvbench.method import Method, Needs, check_choice, check_odd, check_range
 from kvbench.ops import pool, scores_by_layout, top_rows, window_attention
 from kvbench.prefill import LayerState, Prefill
+from kvbench.scoring import ScoringMethod, check_base
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,7 @@ class SpindleKV(Method):
     beta: float = 0.05  # Table 3, smallest share of the context any layer keeps
     window: int = 32  # l_w, not printed; SnapKV's
     heads: str = "query"  # section 3.3, "repeat"; `kv`: Eq. 3, Table 2 without repeat
-    evict: bool = True  # False: Table 5, codebooks alone
+    evict: bool | ScoringMethod = True  # False: Table 5, codebooks alone; a method: its rows
     magnitude: bool = True  # False: Table 6, no norm per vector
     scope: str = "head"  # `layer`: one pair of codebooks for all heads of a layer (Formula 15)
     score: str = "window"  # `literal`: Eq. 2 as printed
@@ -64,10 +67,14 @@ class SpindleKV(Method):
         check_odd("kernel", self.kernel)
         check_range("merge_every", self.merge_every, 0)
         check_choice("match", self.match, "bytes", "eviction")
+        if isinstance(self.evict, ScoringMethod):
+            check_base("evict", self.evict)
 
     @property
     def needs(self) -> Needs:
-        """The window's queries, and keys before RoPE."""
+        """What eviction reads, and keys before RoPE."""
+        if isinstance(self.evict, ScoringMethod):
+            return self.evict.needs | Needs(pre_rope_keys=True)
         return Needs(window=self.window, pre_rope_keys=True)
 
     @property
@@ -77,27 +84,15 @@ class SpindleKV(Method):
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return codebook stores at the eviction ratio `budget` (without eviction: at angles)."""
-        tokens = prefill.tokens
-        share = budget.tokens_per_head(tokens) / tokens
-        if not self.evict:
-            window = min(self.window, tokens)
-            return self._written(prefill, window, [1.0] * len(prefill.layers), 1 / share)
-        window, context = window_and_context(share * tokens, self.window, tokens)
-        context_share = context / (tokens - window) if tokens > window else 0.0
-        return self._written(
-            prefill, window, layer_shares(context_share, len(prefill.layers), self.beta), 1.0
-        )
-
-    def _written(
-        self, prefill: Prefill, window: int, shares: list[float], widening: float
-    ) -> Compressed:
+        widening = 1.0 if self.evict else prefill.tokens / budget.tokens_per_head(prefill.tokens)
         theta_key, theta_value = (
             math.cos(min(math.acos(theta) * widening, math.pi / 2))
             for theta in (self.theta_key, self.theta_value)
         )
         stores = []
-        for layer, share in zip(prefill.layers, shares, strict=True):
-            rows = self.rows_to_keep(layer, window, whole(share * (layer.tokens - window)))
+        counts = self.context_rows(prefill, budget)
+        for layer, (window, context) in zip(prefill.layers, counts, strict=True):
+            rows = self.rows_to_keep(layer, window, context)
             outside = window
             if self.window_in_codebook:
                 recent = torch.arange(layer.tokens - window, layer.tokens, device=rows.device)
@@ -117,8 +112,24 @@ class SpindleKV(Method):
             )
         return Compressed(tuple(stores), {"theta_key": theta_key, "theta_value": theta_value})
 
+    def context_rows(self, prefill: Prefill, budget: Budget) -> list[tuple[int, int]]:
+        """Window and context rows of each layer's heads (Eq. 5 to 7)."""
+        tokens = prefill.tokens
+        if isinstance(self.evict, ScoringMethod):
+            return self.evict.context_rows(prefill, budget)
+        if not self.evict:
+            window = min(self.window, tokens)
+            return [(window, tokens - window)] * len(prefill.layers)
+        mean = budget.tokens_per_head(tokens)
+        window, context = window_and_context(mean, self.window, tokens)
+        rest = tokens - window
+        shares = layer_shares(context / rest if rest else 0.0, len(prefill.layers), self.beta)
+        return [(window, whole(share * rest)) for share in shares]
+
     def rows_to_keep(self, layer: LayerState, window: int, context: int) -> Tensor:
         """Context rows with the highest scores (Eq. 7): [Q or G, context], ascending."""
+        if isinstance(self.evict, ScoringMethod):
+            return self.evict.rows_to_keep(layer, window, context)
         attention = window_attention(layer, window)[:, :, : layer.tokens - window]
         if self.score == "window":
             scores = attention.mean(1)

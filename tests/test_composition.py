@@ -17,11 +17,14 @@ from omegaconf import OmegaConf
 from kvbench.budget import Budget
 from kvbench.configured import instantiated
 from kvbench.errors import UserError
+from kvbench.fit import fit
 from kvbench.ledger import ledger
 from kvbench.method import Method
 from kvbench.methods.adakv import AdaKV, blended_shares, free_shares
+from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.spindlekv import SpindleKV
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, Variant, _code_version, plan_from_config
 from kvbench.sweep import folded_jobs, run_words
@@ -68,6 +71,13 @@ def test_every_method_yaml_that_scores_rows_can_be_a_base(composing):
         assert node["base"] == alone
         bases[name] = node["base"]
     assert {"snapkv", "snapkv_kvpress", "pyramidkv"} <= bases.keys()
+
+
+@pytest.mark.parametrize("name", ["snapkv", "pyramidkv", "h2o"])
+def test_the_wrapper_composes_over_the_bases_that_its_paper_names(composing, name):
+    for wrapper in ("adakv", "kvcrush"):
+        method = only_variant(f"method={wrapper}", f"method/base={name}").method
+        assert type(method.base).__name__.lower() == name
 
 
 def test_words_reach_the_wrapped_method(composing):
@@ -132,6 +142,7 @@ def test_the_code_version_covers_the_classes_a_method_inherits_from(tmp_path, mo
         (["method=adakv", "method.base.window=x"], "method.base.window='x' is not a whole number"),
         (["method=adakv", "method.base=3"], "method.base=3 is not a ScoringMethod"),
         (["method=adakv", "method.base.heads=query"], "give repeat"),
+        (["method=spindlekv", "method/evict=adakv"], "does not fit here: give a bool or a Scor"),
     ],
 )
 def test_a_wrong_base_is_refused_in_one_line(words, told, tmp_path):
@@ -201,3 +212,48 @@ def test_adakv_selects_per_query_head_where_each_stores_its_own_rows():
 def test_a_wrapper_is_a_method_of_its_own():
     assert isinstance(AdaKV(), Method)
     assert AdaKV(base=SnapKV(window=5)).needs == SnapKV(window=5).needs
+
+
+def test_spindlekvs_codebooks_take_another_methods_rows(composing):
+    variant = only_variant("method=spindlekv", "method/evict=snapkv", "method.evict.window=8")
+    assert variant.label == "spindlekv@0.2[evict=snapkv,evict.window=8]"
+    assert variant.method == SpindleKV(evict=SnapKV(window=8))
+    assert only_variant("method=spindlekv", "method.evict=false").method == SpindleKV(evict=False)
+
+
+@pytest.mark.parametrize(
+    "evict", [SnapKV(window=8), PyramidKV(heads="query"), H2O(recent=5), H2O(recent=0)], ids=str
+)
+def test_the_codebooks_hold_exactly_the_rows_of_the_wrapped_eviction(evict):
+    prefill = naive.random_prefill(200)
+    budget = Budget(tokens=60)
+    ours = SpindleKV(evict=evict).compress(prefill, budget)
+    theirs = evict.compress(prefill, budget)
+    for a, b in zip(ours.layers, theirs.layers, strict=True):
+        (x,), (y,) = a.materialise(), b.materialise()
+        assert x.positions.tolist() == y.positions.tolist()
+    narrow = SpindleKV(evict=evict, theta_key=0.999999, theta_value=0.999999)
+    for a, b in zip(narrow.compress(prefill, budget).layers, theirs.layers, strict=True):
+        (x,), (y,) = a.materialise(), b.materialise()
+        torch.testing.assert_close(x.k, y.k, atol=1e-5, rtol=0)
+        torch.testing.assert_close(x.v, y.v, atol=1e-5, rtol=0)
+
+
+def test_wrapped_codebooks_meet_the_budget_in_bytes():
+    prefill = naive.random_prefill(400, distinct=200)
+    for evict in (SnapKV(), PyramidKV(), H2O()):
+        found = ledger(prefill, fit(SpindleKV(evict=evict), prefill, Budget(fraction=0.4)))
+        assert found.ratio_bytes == pytest.approx(0.4, abs=0.01)
+
+
+@pytest.mark.parametrize("wrap", [lambda m: AdaKV(base=m), lambda m: SpindleKV(evict=m)])
+def test_a_method_that_evicts_while_decoding_cannot_be_wrapped(wrap):
+    with pytest.raises(UserError, match="during_decode=true does not reach through: give false"):
+        wrap(H2O(during_decode=True))
+
+
+def test_h2o_in_a_wrapper_splits_the_wrappers_budget():
+    prefill = naive.random_prefill(200)
+    cache = AdaKV(base=H2O(), alpha=1.0).compress(prefill, Budget(tokens=40))
+    kept = [p.tolist() for band in cache.layers[0].materialise() for p in band.positions]
+    assert all(set(range(180, 200)) <= set(head) and len(head) == 40 for head in kept)
