@@ -285,17 +285,24 @@ def _hidden(
 
 
 class RotaryRecorder:
-    """The keys before RoPE, and the tables, of the layer that is about to attend."""
+    """Queries and keys before RoPE, and the tables, of the layer that is about to attend."""
 
     def __init__(self) -> None:
         """Start with nothing recorded."""
         self.fired = 0
-        self._last: tuple[Tensor, Tensor, Tensor] | None = None
+        self._last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
 
-    def record(self, k_pre: Tensor, cos: Tensor, sin: Tensor) -> None:
+    def record(self, q_pre: Tensor, k_pre: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Keep the operands of one rotation until the layer attends."""
         self.fired += 1
-        self._last = (k_pre, cos, sin)
+        self._last = (q_pre, k_pre, cos, sin)
+
+    @property
+    def queries(self) -> Tensor:
+        """Queries before RoPE [B, Q, t, D] of the current layer, until `take`."""
+        if self._last is None:
+            raise RuntimeError("an attention layer did not call apply_rotary_pos_emb")
+        return self._last[0]
 
     def take(self) -> tuple[Tensor, Tensor, Tensor]:
         """Return (k_pre [B, G, t, D], cos [B or 1, t, rd], sin) of the current layer, once.
@@ -305,13 +312,13 @@ class RotaryRecorder:
         """
         if self._last is None:
             raise RuntimeError("an attention layer did not call apply_rotary_pos_emb")
-        taken, self._last = self._last, None
+        taken, self._last = self._last[1:], None
         return taken
 
 
 @contextmanager
 def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
-    """Record each layer's keys before RoPE, for `take()` inside the run's `attend`.
+    """Record each layer's operands of RoPE, for `take()` inside the run's `attend`.
 
     Within the context `apply_rotary_pos_emb` of the module that defines the network's attention
     class is wrapped; it is restored whatever happens.
@@ -326,7 +333,7 @@ def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
 
     @functools.wraps(original)
     def recording(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any) -> Any:
-        recorder.record(k, cos, sin)
+        recorder.record(q, k, cos, sin)
         return original(q, k, cos, sin, *rest, **named)
 
     module.apply_rotary_pos_emb = recording  # type: ignore[attr-defined]

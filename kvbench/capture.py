@@ -21,7 +21,7 @@ from kvbench.attention import (
     rotary_function,
 )
 from kvbench.method import Needs
-from kvbench.prefill import LayerState, Prefill, Rotary
+from kvbench.prefill import LayerState, Prefill, QueryStatistics, Rotary
 from kvbench.pruning import PruningCapture, PruningPlan, feeding_kept_tokens
 from kvbench.reconstruction import reconstruction_scores, template_around
 
@@ -63,9 +63,12 @@ class _Capture:
         tokens = k.shape[2]
         window = min(self._needs.window, tokens)
         k_pre = rotary = sums = None
+        statistics = {}
         if self._recorder is not None and self._rotate is not None:
+            for skipped in self._needs.query_statistics:
+                statistics[skipped] = query_statistics(self._recorder.queries[0], skipped)
             k_pre, cos, sin = self._recorder.take()
-            k_pre = k_pre[0].contiguous()
+            k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
             rotary = Rotary(cos[0], sin[0], self._rotate)
         if self._needs.column_sums:
             sums = column_sums(q[0], k[0], scaling, sliding_window, softcap)
@@ -81,9 +84,22 @@ class _Capture:
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=sums,
+                query_statistics=statistics,
+                index=layer,
             )
         )
         return causal_attention(q, k, v, scaling, sliding_window, softcap)
+
+
+def query_statistics(queries: Tensor, skipped: int) -> QueryStatistics:
+    """Mean and covariance over all but the first `skipped` of the queries [Q, T, D].
+
+    A prompt that has no others counts them all.
+    """
+    wide = queries[:, skipped if skipped < queries.shape[1] else 0 :].float()
+    mean = wide.mean(1)
+    centred = wide - mean[:, None]
+    return QueryStatistics(mean, centred.transpose(1, 2) @ centred / wide.shape[1])
 
 
 def capture(
@@ -110,8 +126,9 @@ def capture(
     network = model.network
     ids = ids.to(model.device).unsqueeze(0)
     positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
-    rotate = rotary_function(network) if needs.pre_rope_keys else None
-    recording = recording_pre_rope(network) if needs.pre_rope_keys else nullcontext()
+    before_rope = needs.pre_rope_keys or bool(needs.query_statistics)
+    rotate = rotary_function(network) if before_rope else None
+    recording = recording_pre_rope(network) if before_rope else nullcontext()
     run: _Capture | PruningCapture
     with torch.inference_mode(), recording as recorder, ExitStack() as feeding:
         if plan is None:

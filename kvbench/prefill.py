@@ -39,6 +39,16 @@ class Rotary:
 
 
 @dataclass(frozen=True)
+class QueryStatistics:
+    """Moments of a layer's queries before RoPE, over the prompt's tokens less the first few."""
+
+    mean: Tensor
+    """[Q, D] float32."""
+    covariance: Tensor
+    """[Q, D, D] float32, divided by the number of queries."""
+
+
+@dataclass(frozen=True)
 class LayerState:
     """One attention layer after the prefill. Tensors are contiguous and never written to."""
 
@@ -57,12 +67,16 @@ class LayerState:
     k_pre: Tensor | None = None
     """[G, T, D] keys before RoPE, where asked for."""
     rotary: Rotary | None = None
-    """The rotation of this layer, where `k_pre` was asked for."""
+    """The rotation of this layer, where `k_pre` or `query_statistics` were asked for."""
     column_sums: Tensor | None = None
     """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
     reconstructions: Mapping[Reconstruction, Tensor] = field(default_factory=dict)
     """[G, T] float32 per reconstruction pass asked for: the most attention a token received from
     the repeated context, over the queries of a KV head's group; 0 in the template prefix."""
+    query_statistics: Mapping[int, QueryStatistics] = field(default_factory=dict)
+    """Per number of first tokens left out that was asked for."""
+    index: int = 0
+    """Place of the layer in the model, from 0."""
     positions: Tensor | None = None
     """[T] int64 original positions, ascending, where a pruning prefill fed the layer only some of
     the prompt's tokens; None: 0 .. T-1."""

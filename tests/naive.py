@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvbench.prefill import LayerState, Prefill, Rotary
+from kvbench.prefill import LayerState, Prefill, QueryStatistics, Rotary
 from kvbench.pruning import PruningPlan
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -35,7 +35,7 @@ def random_prefill(
     distinct: int | None = None,
 ) -> Prefill:
     """A prefill of random tensors; `distinct` directions repeat with other lengths if given."""
-    rng = torch.Generator().manual_seed(seed)
+    rng, of_queries = (torch.Generator().manual_seed(s) for s in (seed, seed + 1))
 
     def randn(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng)
@@ -44,13 +44,16 @@ def random_prefill(
     rotary = Rotary(torch.cos(angles).repeat(1, 2), torch.sin(angles).repeat(1, 2), rotate_half)
     at = torch.arange(tokens).expand(kv_heads, -1)
     states = []
-    for _ in range(layers):
+    for index in range(layers):
         if distinct is None:
             k_pre, v = randn(kv_heads, tokens, dim), randn(kv_heads, tokens, dim)
         else:
             which = torch.randint(distinct, (tokens,), generator=rng)
             lengths = 0.5 + torch.rand(kv_heads, tokens, 1, generator=rng)
             k_pre, v = (randn(kv_heads, distinct, dim)[:, which] * lengths for _ in range(2))
+        mean = torch.randn(query_heads, dim, generator=of_queries)
+        half = torch.randn(query_heads, dim, dim, generator=of_queries) * dim**-0.5
+        statistics = QueryStatistics(mean, half @ half.transpose(1, 2))
         received = torch.rand(kv_heads, tokens, generator=rng)
         states.append(
             LayerState(
@@ -63,6 +66,8 @@ def random_prefill(
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=torch.rand(query_heads, tokens, generator=rng),
+                query_statistics=defaultdict(lambda found=statistics: found),
+                index=index,
                 reconstructions=defaultdict(lambda received=received: received),
             )
         )
