@@ -9,6 +9,8 @@ Differs from the paper:
 - Where the first layer would pass the context, it is capped and the last one raised to keep the
   mean, as the released code does; the paper does not say.
 - One set of rows per KV head by default, as in SnapKV here.
+- The window is kept beside each layer's share, as in the released code; kvpress counts it inside
+  (`schedule=kvpress`).
 """
 
 from __future__ import annotations
@@ -28,18 +30,21 @@ class PyramidKV(SnapKV):
 
     window: int = 8  # section 5.1: alpha = 8 instruction tokens
     beta: float = 20.0  # released default; the last layer keeps the mean context / beta
-    schedule: str = "paper"  # `released`: integer steps and the flat branch for short prompts
+    schedule: str = "paper"  # `released`: integer steps, flat for short prompts; or `kvpress`
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
         super().__post_init__()
         check_range("beta", self.beta, 1)
-        check_choice("schedule", self.schedule, "paper", "released")
+        check_choice("schedule", self.schedule, "paper", "released", "kvpress")
 
     def context_rows(self, prefill: Prefill, budget: Budget) -> list[tuple[int, int]]:
         """Window and context rows of each layer's heads: a line that falls with depth."""
         tokens, layers = prefill.tokens, len(prefill.layers)
         mean = budget.tokens_per_head(tokens, self.copies(prefill))
+        if self.schedule == "kvpress":
+            totals = kvpress_schedule(mean, tokens, self.window, layers, self.beta)
+            return [(min(self.window, n), max(0, n - self.window)) for n in totals]
         window, context = window_and_context(mean, self.window, tokens)
         if self.schedule == "released":
             rows = released_schedule(
@@ -75,3 +80,22 @@ def released_schedule(
         last = 2 * context - first
     step = (first - last) // max(1, layers - 1)
     return [first - i * step for i in range(layers)]
+
+
+def kvpress_schedule(mean: float, tokens: int, window: int, layers: int, beta: float) -> list[int]:
+    """Rows per layer as kvpress 0.5.5 computes them, the window inside the line.
+
+    The same number in every layer where the last one would keep less than the window: with a window
+    of 64 and a beta of 20, below 1280 tokens.
+
+    Args:
+        mean: tokens per head, window included, real-valued.
+        tokens: T.
+        window: W.
+        layers: L.
+        beta: the last layer's share of the mean is 1 / beta.
+    """
+    line = capped_line(mean, mean / beta, layers, tokens - window)
+    if not tokens >= line[0] >= line[-1] >= window:
+        return [max(1, round(mean))] * layers
+    return [round(n) for n in line]

@@ -27,8 +27,8 @@ from typing import Any
 
 import torch
 
-LLAMA = {
-    "vocab_size": 264,
+LLAMA: dict[str, Any] = {
+    "vocab_size": 4096,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 4,
@@ -90,7 +90,7 @@ CASES: list[Case] = [
     ),
     (
         "AdaKVPress(ExpectedAttentionPress)",
-        {"compression_ratio": 0.5, "alpha_safeguard": 0.6},
+        {"compression_ratio": 0.5, "alpha_safeguard": 0.9},
         "sdpa",
         300,
         False,
@@ -156,8 +156,12 @@ def tokenizer(*, chat_template: bool) -> Any:
 
 
 def prompt(tokens: int, *, chat_template: bool) -> torch.Tensor:
-    """[tokens] random byte ids, seeded by their number; behind the template's if asked for."""
-    ids = torch.randint(3, 259, (tokens,), generator=torch.Generator().manual_seed(tokens))
+    """[tokens] ids, seeded by their number; the first are the template's if asked for.
+
+    No id comes twice: in the first layer equal tokens have keys of equal norm, and score the same.
+    """
+    generator = torch.Generator().manual_seed(tokens)
+    ids = 3 + torch.randperm(LLAMA["vocab_size"] - 3, generator=generator)[:tokens]
     if chat_template:
         prefix = tokenizer(chat_template=True).encode(TEMPLATE_PREFIX, add_special_tokens=False)
         ids[: len(prefix)] = torch.tensor(prefix)
