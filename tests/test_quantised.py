@@ -1,0 +1,129 @@
+"""Quantised storage: codes, error bounds, true bytes, and how bits follow the budget."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import naive
+import pytest
+import torch
+
+from kvbench.budget import Budget
+from kvbench.cache.quantised import Packed, channel_group, quantised_bytes, store_quantised
+from kvbench.errors import UserError
+from kvbench.fit import fit
+from kvbench.ledger import ledger
+from kvbench.methods.quantized import Quantized
+
+
+def half_precision(prefill):
+    layers = [replace(s, k=s.k.half(), v=s.v.half()) for s in prefill.layers]
+    return replace(prefill, layers=tuple(layers))
+
+
+def test_a_group_by_hand():
+    packed = Packed.of(torch.tensor([[0.0, 1.0, 2.0, 3.0], [-3.0, 0.0, 0.4, 6.0]]), bits=2)
+    assert packed.codes.tolist() == [0b11100100, 0b11010100]
+    assert packed.steps.tolist() == [1.0, 3.0]
+    assert packed.least.tolist() == [0.0, -3.0]
+    assert packed.read().tolist() == [[0, 1, 2, 3], [-3, 0, 0, 6]]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 32), (0, 8)])
+def test_values_come_back_within_half_a_step(bits, dtype, shape):
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
+    packed = Packed.of(values, bits)
+    assert packed.codes.numel() == -(-values.numel() * bits // 8)
+    error = (packed.read().float() - values.float()).abs()
+    rounding = (
+        4 * torch.finfo(dtype).eps * values.float().abs().amax(-1, keepdim=True)
+        if len(values)
+        else torch.zeros(0, 1)
+    )
+    top = 2**bits - 1
+    assert bool((error <= packed.steps.float()[:, None] * (0.5 + top * 0.01) + rounding).all())
+
+
+def test_equal_values_come_back_exactly():
+    values = torch.full((2, 6), 1.7)
+    assert torch.equal(Packed.of(values, 2).read(), values)
+
+
+def test_keys_are_grouped_along_tokens_and_values_along_channels():
+    """An outlier channel of the keys, and an outlier token of the values, spoil nothing else."""
+    (layer,) = naive.random_prefill(64, layers=1, dim=32).layers
+    k, v = layer.k.clone(), layer.v.clone()
+    k[:, :, 5] += 1000
+    v[:, 7] += 1000
+    layer = replace(layer, k=k, v=v)
+    (band,) = store_quantised(layer, 64, 4, 32).materialise()
+    others = [c for c in range(32) if c != 5]
+    assert float((band.k - k)[:, :, others].abs().max()) < 0.3
+    rest = [t for t in range(64) if t != 7]
+    assert float((band.v - v)[:, rest].abs().max()) < 0.3
+
+
+def test_the_newest_rows_and_what_fills_no_group_are_exact():
+    (layer,) = naive.random_prefill(100, layers=1, dim=32).layers
+    store = store_quantised(layer, 64, 2, 32)
+    (band,) = store.materialise()
+    assert torch.equal(band.k[:, 64:], layer.k[:, 64:])
+    assert torch.equal(band.v[:, 64:], layer.v[:, 64:])
+    assert band.positions.tolist() == [list(range(100))] * 2
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize("dim", [8, 24, 32, 64, 80])
+@pytest.mark.parametrize("older", [0, 32, 96])
+def test_bytes_by_formula_are_the_bytes_held(bits, dim, older):
+    prefill = half_precision(naive.random_prefill(100, layers=1, dim=dim))
+    (layer,) = prefill.layers
+    store = store_quantised(layer, older, bits, 32)
+    assert store.nbytes == quantised_bytes(layer, older, bits, 32)
+    captured = {x.untyped_storage().data_ptr() for x in (layer.k, layer.v)}
+    held = [t for ts in store.tensors().values() for t in ts]
+    assert captured.isdisjoint(t.untyped_storage().data_ptr() for t in held)
+
+
+def test_a_group_of_channels_divides_the_head():
+    assert [channel_group(d, 32) for d in (8, 64, 80, 96, 128)] == [8, 32, 20, 32, 32]
+
+
+@pytest.mark.parametrize(
+    ("share", "bits"), [(0.2, 2), (0.3, 2), (0.32, 4), (0.5, 4), (0.57, 8), (0.9, 8)]
+)
+def test_the_most_bits_that_fit_are_taken_and_full_precision_fills_the_budget(share, bits):
+    prefill = half_precision(naive.random_prefill(3200, layers=2, dim=64))
+    cache = fit(Quantized(), prefill, Budget(fraction=share))
+    assert cache.facts["bits"] == bits
+    assert cache.facts["over_budget"] is False
+    found = ledger(prefill, cache)
+    assert share - 0.01 <= found.ratio_bytes <= share
+    assert found.kept_ratio == 1.0
+    tokens = fit(Quantized(), prefill, Budget(tokens=round(share * 3200)))
+    assert tokens.nbytes == cache.nbytes
+
+
+def test_a_budget_below_two_bits_is_said_to_be_exceeded():
+    prefill = half_precision(naive.random_prefill(320, layers=2, dim=64))
+    cache = fit(Quantized(), prefill, Budget(fraction=0.1))
+    assert cache.facts["over_budget"] is True
+    assert cache.nbytes / prefill.nbytes == pytest.approx(0.125 + 0.0625)
+
+
+def test_kivis_setting_does_not_follow_the_budget():
+    prefill = half_precision(naive.random_prefill(1128, layers=1, dim=64))
+    low, high = (
+        fit(Quantized(bits=2, residual=128), prefill, Budget(fraction=r)) for r in (0.2, 0.8)
+    )
+    assert low.nbytes == high.nbytes
+    assert low.facts["quantised_tokens"] == 992
+    assert low.layers[0].newest.k.shape[1] == 136
+
+
+@pytest.mark.parametrize(("field", "value"), [("bits", 3), ("group", 0), ("residual", -1)])
+def test_fields_out_of_range_are_refused(field, value):
+    with pytest.raises(UserError, match=f"method.{field}=.*give"):
+        Quantized(**{field: value})
