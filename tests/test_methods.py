@@ -121,6 +121,9 @@ def test_what_is_kept_stays_within_the_budget(method, tokens, value):
         assert found.kept_ratio == 1.0
     elif budget.keeps_whole(tokens):
         assert found.ratio_bytes == 1.0
+    elif budget.tokens is not None and found.kept_ratio == 1.0:
+        # Where nothing is evicted, tokens stand for the bytes of as many.
+        assert found.ratio_bytes <= budget.tokens / tokens
     elif budget.tokens is not None:
         # Released schedules round up, or keep the observation window on top of the budget.
         on_top = 32 if getattr(method, "suffix", "inside") == "outside" else 1
