@@ -1,8 +1,8 @@
 """KVCrush: spend part of a method's budget on representatives of the tokens that it evicts.
 
 Paper: KVCrush: Key Value Cache size-reduction using similarity in head-behaviour (Jha et al.,
-2025), section III. Code by the authors: KVCrush in OpenVINO GenAI, which works on blocks and has
-no head dimension; read, not followed.
+2025), section III. Code by the authors: OpenVINO GenAI, not followed; it works on blocks and has
+no head dimension.
 
 Differs from the paper:
 - One anchor gives a token one number, its distance, so "the bucket with the lowest distance" is

@@ -18,7 +18,8 @@ Differs from the paper:
 - Where released rules would miss a fraction, the nominal budget is solved for. A budget smaller
   than the observation window keeps the newest tokens only.
 - gamma is 7 or 8 in the paper; other models get the divisor of their layers nearest 8.
-- A prompt whose task nobody tells aggregates.
+- The paper's classifier is not published: the oracle knows the task, `kvbench train-classifier`
+  trains another. A prompt whose task nobody tells aggregates.
 """
 
 from __future__ import annotations
