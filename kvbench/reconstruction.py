@@ -39,11 +39,11 @@ class Reconstruction:
     overlap_tokens: int
     """How many of them."""
     sinks: int | None
-    """Tokens of the template prefix that share the softmax with a chunk; None: all of it."""
+    """First tokens of the prompt that share the softmax with a chunk; None: the template prefix."""
 
-    def visible_prefix(self, prefix_tokens: int) -> int:
-        """Leading tokens of the prompt that share the softmax with a chunk."""
-        return prefix_tokens if self.sinks is None else min(self.sinks, prefix_tokens)
+    def visible_before(self, start: int, prefix_tokens: int) -> int:
+        """Leading tokens that share the softmax with a chunk that begins at `start`."""
+        return prefix_tokens if self.sinks is None else min(self.sinks, start)
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ def reconstruction_scores(
     scores = [
         torch.zeros(s.kv_heads, tokens, dtype=torch.float32, device=s.k.device) for s in layers
     ]
-    visible = settings.visible_prefix(around.prefix_tokens)
     for chunk, fed in passes_of(model.tokenizer, ids.tolist(), around, settings):
         model.check_length(tokens, len(fed))
         at = torch.arange(tokens, tokens + len(fed), device=model.device)
+        visible = settings.visible_before(chunk[0], around.prefix_tokens)
         with torch.inference_mode():
             model.network(
                 input_ids=torch.tensor([fed], device=model.device),
