@@ -20,11 +20,16 @@ sys.path.insert(0, str(ROOT))
 
 from scripts.sample_material import (  # noqa: E402  (the path comes first)
     articles,
+    dialogues,
     handbooks,
+    meetings,
     multidoc,
+    news,
     paragraphs,
+    programs,
     questions,
     quiz,
+    reports,
     stories,
 )
 from scripts.sample_material.pick import Picker  # noqa: E402
@@ -87,6 +92,20 @@ def few_shot() -> Iterator[dict[str, Any]]:
     for index, item in enumerate(quiz.ASKED):
         context, last = quiz.sample(picker("triviaqa", index), item, 6)
         yield record("triviaqa", context, item.answers, last)
+    for index, dialogue in enumerate(dialogues.ASKED):
+        context, last = dialogues.sample(picker("samsum", index), dialogue, 8, 2)
+        yield record("samsum", context, dialogue.summaries, last)
+
+
+def summarisation() -> Iterator[dict[str, Any]]:
+    for index, report in enumerate(reports.REPORTS):
+        text = reports.context(picker("gov_report", index), report, 6)
+        yield record("gov_report", text, (report.summary,))
+    for index, meeting in enumerate(meetings.MEETINGS):
+        text = meetings.context(picker("qmsum", index), meeting, 11)
+        yield record("qmsum", text, meeting.answers, meeting.query)
+    for index, event in enumerate(news.EVENTS):
+        yield record("multi_news", news.context(picker("multi_news", index), event), (event.summary,))
 
 
 def synthetic() -> Iterator[dict[str, Any]]:
@@ -98,11 +117,22 @@ def synthetic() -> Iterator[dict[str, Any]]:
         yield record("passage_retrieval_en", context, (f"Paragraph {source}",), abstract)
 
 
+def code() -> Iterator[dict[str, Any]]:
+    for index, program in enumerate(programs.PROGRAMS):
+        text = programs.cut_file(picker("lcc", index), program, 6)
+        yield record("lcc", text, (program.answer,), language="python")
+    for index, project in enumerate(programs.PROJECTS):
+        context, cut = programs.cut_project(picker("repobench-p", index), project, (5, 4))
+        yield record("repobench-p", context, (project.answer,), cut, language="python")
+
+
 def records() -> Iterator[dict[str, Any]]:
     yield from single_document()
     yield from multi_document()
+    yield from summarisation()
     yield from few_shot()
     yield from synthetic()
+    yield from code()
 
 
 def main(folder: Path) -> None:
