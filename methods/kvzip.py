@@ -13,8 +13,6 @@ Differs from the paper:
 - `level=head` takes a head's score from the prompt at hand, the maximum over its tokens, unless
   `head_scores` gives one per layer and KV head; the paper takes it from one calibration sample. The
   head on the border of the budget keeps its first tokens.
-- In passes over a later chunk, kvpress lets its first 4 tokens share the softmax whatever they are;
-  here only those of a template prefix do, so the two rank otherwise in prompts without a template.
 - In layers with a sliding window a token that the repeated context cannot see scores 0.
 """
 

@@ -55,9 +55,6 @@ PRESETS: dict[str, tuple[list[str], dict[str, str]]] = {
     ),
     "KVzipPress": (["method=kvzip_kvpress"], {"n_sink": "sinks", "chunk_size": "chunk_tokens"}),
 }
-SEVERAL_CHUNKS = (
-    "without a template, kvpress's first 4 tokens share a later chunk's softmax: methods/kvzip.py"
-)
 # No field: the budget, KVzip's level (below) and its other scores, which no case asks for.
 NO_FIELD = {"compression_ratio", "layerwise", "kvzip_plus_normalization"}
 
@@ -139,13 +136,7 @@ def test_a_preset_has_the_defaults_of_its_press(press):
     assert _composed(choice) == _method(first)
 
 
-def _param(case: dict[str, Any]) -> Any:
-    chunks = case["tokens"] / case["settings"].get("chunk_size", case["tokens"])
-    marks = [pytest.mark.xfail(strict=True, reason=SEVERAL_CHUNKS)] if chunks > 1 else []
-    return pytest.param(case, id=_name(case), marks=[] if case["chat_template"] else marks)
-
-
-@pytest.mark.parametrize("case", [_param(case) for case in CASES])
+@pytest.mark.parametrize("case", CASES, ids=map(_name, CASES))
 def test_the_same_tokens_as_kvpress(case, models):
     model = models[case["chat_template"]]
     ids = SCRIPT.prompt(case["tokens"], chat_template=case["chat_template"])
