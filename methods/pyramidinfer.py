@@ -12,6 +12,10 @@ Differs from the paper:
   `floor`.
 - A layer that would fall below `min_context` is fed exactly that many; the released code lets it
   keep all it had.
+- `during_decode`: a generated token's score is the mean attention it received from the tokens
+  after it; the released code takes the newest 1 + r of them, weighted. What is fed after
+  compression counts as generated. The prompt's rows are never touched, as the README intends; the
+  released port compares lengths of different layers and evicts them.
 - Counts are rounded down with 0.6 * 1000 = 600. Released slips are not repeated: weights that
   change the stored attention, lengths taken from another layer.
 """
@@ -19,13 +23,17 @@ Differs from the paper:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from kvbench.budget import Budget, whole
-from kvbench.cache.rows import store_whole
-from kvbench.cache.store import Compressed
+from kvbench.cache.rows import RowStore, store_whole
+from kvbench.cache.store import Band, Compressed, Store, Tail
 from kvbench.method import Method, check_choice, check_range
+from kvbench.ops import top_rows
 from kvbench.prefill import Prefill
 from kvbench.pruning import PruningPlan
 
@@ -78,6 +86,10 @@ class PyramidInfer(Method):
     interval: int = 1  # released 7B and 8B: layerwise_downsample_interval
     sinks: int = 4  # released configurations: streamingllm_sink_len
     distance_weight: float = 1.2  # released configurations; weight of the newest query
+    during_decode: bool = False  # also drop generated tokens, block by block
+    decode_block: int = 16  # released configurations: exceed_length_to_compress
+    decode_kept_ratio: float = 0.9  # released configurations: gen_compress_ratio, of a block
+    decode_decay: float = 0.1  # released configurations: gen_decay_ratio, of it in the last layer
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -87,6 +99,9 @@ class PyramidInfer(Method):
         check_range("interval", self.interval, 1)
         check_range("sinks", self.sinks, 0)
         check_range("distance_weight", self.distance_weight, 0)
+        check_range("decode_block", self.decode_block, 1)
+        check_range("decode_kept_ratio", self.decode_kept_ratio, 0, 1)
+        check_range("decode_decay", self.decode_decay, 0, 1)
 
     @property
     def acts_after_prefill(self) -> bool:
@@ -109,8 +124,23 @@ class PyramidInfer(Method):
         if plan is not None and fed != tuple(n + plan.tail for n in plan.context):
             raise ValueError("PyramidInfer needs the prefill of its own plan")
         schedule = self.schedule(tokens, layers, budget)
+        stores: list[Store] = [store_whole(layer) for layer in prefill.layers]
+        if self.during_decode:
+            stores = [
+                BlockwiseStore(
+                    rows,
+                    torch.empty(0, device=layer.k.device),
+                    kept,
+                    self.decode_block,
+                    schedule.tail(tokens),
+                    self.decode_block + schedule.tail(tokens),
+                )
+                for layer, rows, kept in zip(
+                    prefill.layers, stores, self.block_kept(layers), strict=True
+                )
+            ]
         return Compressed(
-            tuple(store_whole(layer) for layer in prefill.layers),
+            tuple(stores),
             {
                 "strategy": schedule.strategy,
                 "recent_ratio": schedule.recent_ratio,
@@ -119,6 +149,12 @@ class PyramidInfer(Method):
                 "floor": sum(fed) / layers > budget.tokens_per_head(tokens),
             },
         )
+
+    def block_kept(self, layers: int) -> list[int]:
+        """Generated tokens that each layer keeps of a block."""
+        curve = Schedule("cosine", 0.0, self.decode_decay, 0)
+        most = self.decode_block * self.decode_kept_ratio
+        return [max(1, whole(most * curve.share(i, layers))) for i in range(layers)]
 
     def schedule(self, tokens: int, layers: int, budget: Budget) -> Schedule:
         """The first schedule that can meet the budget, its decay the largest that does.
@@ -160,3 +196,79 @@ def _solved(floor: Schedule, tokens: int, layers: int, interval: int, wanted: fl
         else:
             high = middle
     return at(low)
+
+
+@dataclass(frozen=True)
+class BlockwiseStore(Store):
+    """The prompt's rows and the generated ones, of which whole blocks are thinned out."""
+
+    rows: Store
+    """[G, n, D] in one band: the prompt's, the generated ones kept, those not yet decided on."""
+    received: Tensor
+    """[w] float32 attention that each of the last w rows, not yet decided on, has received."""
+    kept: int
+    """Rows kept of a block."""
+    block: int
+    recent: int
+    """Newest generated tokens that no block reaches into."""
+    absorb_every: int
+    tail_needs_attention: bool = True
+
+    def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:
+        """The rows and their scores."""
+        return {**self.rows.tensors(), "scores": (self.received,)}
+
+    def materialise(self) -> tuple[Band, ...]:
+        """The rows of all heads in one band."""
+        return self.rows.materialise()
+
+    @property
+    def heads(self) -> int:
+        """G."""
+        return self.rows.heads
+
+    @property
+    def kept_vectors(self) -> int:
+        """As the rows' own store."""
+        return self.rows.kept_vectors
+
+    @property
+    def stored_vectors(self) -> int:
+        """As the rows' own store."""
+        return self.rows.stored_vectors
+
+    def absorb(self, tail: Tail) -> BlockwiseStore:
+        """Add the tail's rows and its queries' attention, then thin out full blocks."""
+        assert tail.attention is not None
+        (band,) = self.materialise()
+        (attention,) = tail.attention  # [G, g, n + t]
+        heads = len(band.k)
+        band = Band(
+            torch.cat([band.k, tail.k], 1),
+            torch.cat([band.v, tail.v], 1),
+            torch.cat([band.positions, tail.positions.int().expand(heads, -1)], 1),
+        )
+        waiting = len(self.received) + len(tail.positions)
+        received = attention.mean((0, 1))[-waiting:]
+        received[: len(self.received)] += self.received
+        while waiting >= self.block + self.recent:
+            before = band.k.shape[1] - waiting
+            newest = band.positions[0, -1]
+            seen_by = newest - band.positions[0, before : before + self.block] + 1
+            best = top_rows((received[: self.block] / seen_by)[None], self.kept)[0]
+            at = torch.cat(
+                [
+                    torch.arange(before, device=best.device),
+                    before + best,
+                    torch.arange(before + self.block, band.k.shape[1], device=best.device),
+                ]
+            )
+            band = Band(band.k[:, at], band.v[:, at], band.positions[:, at])
+            received, waiting = received[self.block :], waiting - self.block
+        reads_positions = "positions" in self.rows.tensors()
+        return replace(
+            self,
+            rows=RowStore((band,), reads_positions),
+            received=received.clone(),
+            absorb_every=self.block + self.recent - waiting,
+        )

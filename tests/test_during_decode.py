@@ -20,6 +20,7 @@ from kvbench.decode import Stop, _Rows, decode
 from kvbench.fit import fit
 from kvbench.method import Method, Needs
 from kvbench.methods.h2o import H2O
+from kvbench.methods.pyramidinfer import PyramidInfer
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.model import LoadedModel
@@ -290,6 +291,69 @@ def test_streamingllm_evicts_at_each_step_as_a_naive_model_does(
     else:
         last = TOKENS + STEPS + max(0, len(feed) - 1)
         assert rows[-1][0][0] == [*range(sinks), *range(last - (budget - sinks), last)]
+
+
+class NaiveBlocks(NaiveLayer):
+    """PyramidInfer's: the oldest 16 generated tokens that are not recent shrink to the best."""
+
+    def __init__(self, heads: list[NaiveHead], kept: int, block: int, recent: int) -> None:
+        super().__init__(heads)
+        self.kept, self.block, self.recent = kept, block, recent
+        self.decided = [len(h.rows) for h in heads]
+        for head in heads:
+            for row in head.rows:
+                row.score = 0.0
+
+    def after_forward(self) -> None:
+        first = self.decided[0]
+        while len(self.heads[0].rows) - first >= self.block + self.recent:
+            newest = self.heads[0].rows[-1].position
+            scores = []
+            for i in range(first, first + self.block):
+                received = sum(h.rows[i].score for h in self.heads) / len(self.heads)
+                scores.append(received / (newest - self.heads[0].rows[i].position + 1))
+            best = naive.top_positions(scores, self.kept)
+            for head in self.heads:
+                kept = [head.rows[first + i] for i in best]
+                head.rows[first : first + self.block] = kept
+            first += self.kept
+        self.decided = [first]
+
+
+@pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
+@pytest.mark.parametrize("block", [4, 16])
+def test_pyramidinfer_thins_out_generated_blocks_as_a_naive_model_does(tiny, block, feed):
+    method = PyramidInfer(during_decode=True, decode_block=block, recent_ratio=0.1)
+    budget = Budget(fraction=0.6)
+    plan = method.prefill_plan(TOKENS, 3, budget)
+    pruned = capture(tiny, PROMPT, Needs(), plan)
+    cache = method.compress(pruned, budget)
+    layers, prompt_rows = [], []
+    for state, kept in zip(pruned.layers, method.block_kept(3), strict=True):
+        heads = []
+        for g in range(KV_HEADS):
+            places = enumerate(state.positions.tolist())
+            rows = [Row(p, state.k[g, i], state.k[g, i], state.v[g, i]) for i, p in places]
+            heads.append(NaiveHead(list(range(g * GROUP, (g + 1) * GROUP)), rows))
+        layers.append(NaiveBlocks(heads, kept, block, plan.tail))
+        prompt_rows.append(state.tokens)
+    position = iter(range(TOKENS, 10**6))
+    expected = naive_decode(
+        tiny.network, layers, feed, pruned.last_logits, STEPS, lambda: next(position)
+    )
+    logits, rows, _ = fast_decode(tiny, cache, feed, pruned.last_logits, STEPS)
+    for got, wanted in zip(logits, expected, strict=True):
+        torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
+    assert rows[-1] == [[[r.position for r in h.rows] for h in x.heads] for x in layers]
+    for before, layer in zip(prompt_rows, rows[-1], strict=True):
+        assert sum(p < TOKENS for p in layer[0]) == before, "the prompt's rows are never touched"
+        assert len(layer[0]) < before + STEPS + max(0, len(feed) - 1)
+
+
+# T10
+def test_pyramidinfer_keeps_fewer_of_a_block_in_deeper_layers():
+    kept = PyramidInfer().block_kept(32)
+    assert [kept[i] for i in (0, 8, 16, 24, 31)] == [14, 12, 7, 3, 1]
 
 
 class NaiveBook(NaiveLayer):
