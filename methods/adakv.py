@@ -1,8 +1,8 @@
 """AdaKV: share a layer's budget among its heads by score, over any method that scores rows.
 
 Paper: Ada-KV: Optimizing KV Cache Eviction by Adaptive Budget Allocation for Efficient LLM
-Inference (Feng et al., 2024), section 3.3, Algorithm 1. Code: KVCache-Factory c97f9d7 and kvpress
-0.5.5, both read.
+Inference (Feng et al., 2024), section 3.3, Algorithm 1. Code: kvpress 0.5.5, read;
+KVCache-Factory c97f9d7.
 
 Differs from the paper:
 - Heads are those of the base's layout, KV heads by default; the paper selects per query head

@@ -9,8 +9,8 @@ mean rotation of the positions to come; E[exp(q.k)] then has a closed form.
 Differs from the paper:
 - The rotation of positions past the prompt is extended from the prompt's own tables, so that no
   model is needed; exact to rounding for every rotary whose angle is linear in the position.
-- The score is the softmax times the norm of the value; the paper's norm is that of the value
-  after the output projection. So is kvpress's.
+- The score is the softmax times the norm of the value, as in kvpress; the paper takes the norm
+  after the output projection.
 - A softcap is not part of the closed form, and is left out.
 """
 

@@ -1,8 +1,8 @@
 """H2O: keep the tokens that all queries so far attended to most (heavy hitters), and the newest.
 
 Paper: H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models
-(Zhang et al., 2023), section 4.2, Algorithm 1. Official code: FMInference/H2O, utils_hh and
-utils_real_drop, read; KVCache-Factory c97f9d7, read.
+(Zhang et al., 2023), section 4.2, Algorithm 1. Official code: FMInference/H2O 61e8089,
+h2o_hf/utils_hh, read; KVCache-Factory c97f9d7 for its setting.
 
 Differs from the paper:
 - Acts once, after the prefill, as KVCache-Factory does; with `during_decode` after each forward,
