@@ -15,7 +15,7 @@ from kvbench.errors import UserError
 
 
 class _OneLineErrors(TyperGroup):
-    """Prints a user's mistake as one line on stderr and exits 2."""
+    """Prints a user's mistake as one line on stderr and exits 2; Ctrl-C exits 130."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
@@ -24,6 +24,9 @@ class _OneLineErrors(TyperGroup):
         except UserError as error:
             typer.echo(f"kvbench: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from error
+        except KeyboardInterrupt as stopped:
+            typer.echo("kvbench: stopped; what is recorded stays, the same command goes on", err=True)
+            raise typer.Exit(130) from stopped
 
 
 app = typer.Typer(

@@ -140,12 +140,3 @@ def check_whole_number(name: str, value: object, *, least: int = 1, optional: bo
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         ending = " or null" if optional else ""
         raise UserError(f"{name}={value!r} is not a whole number >= {least}{ending}")
-
-
-def positive(name: str, value: Any) -> float | None:
-    """Return `value` as a float above 0, or None; raise UserError otherwise."""
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
-        raise UserError(f"{name}={value!r} is not a number above 0 or null")
-    return float(value)

@@ -22,7 +22,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvbench.budget import Budget
 from kvbench.classifier import ORACLE, classifier_digest
-from kvbench.configured import built, check_whole_number, instantiated, positive
+from kvbench.configured import built, check_whole_number, instantiated
 from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.method import Method
@@ -131,13 +131,10 @@ class Plan:
     """The baseline first, if there is one."""
     limit: int | None
     """First records of each task; None: all."""
-    seed: int
     out: Path
     """Folder of the records."""
     decode_width: int | None
     """Rows decoded together; None: one per variant."""
-    decode_memory_gib: float | None
-    """Most GiB of cache decoded together; None: no limit."""
     config: Mapping[str, Any]
     """The resolved configuration, JSON-able, for the run header."""
 
@@ -204,7 +201,6 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     suite: Suite = instantiated(plain["task"], "task", targets_allowed)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
-    check_whole_number("seed", plain["seed"], least=0)
     data = str(plain["data"])
     _ = model.kind  # this and the next refuse a path that is not there
     if data != "hub":
@@ -223,10 +219,8 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         protocol=protocol,
         variants=variants,
         limit=plain["limit"],
-        seed=plain["seed"],
         out=Path(str(out)).expanduser(),
         decode_width=plain["decode_width"],
-        decode_memory_gib=positive("decode_memory_gib", plain["decode_memory_gib"]),
         config=plain,
     )
 
