@@ -160,7 +160,7 @@ def test_the_profile_says_where_answers_stop() -> None:
         ("+method.tehta_key=0.9", "did you mean theta_key?"),
         ("+model.dtpye=float32", "did you mean dtype?"),
         ("+budgte=0.2", "did you mean budget?"),
-        ("~decode_width", "decode_width is missing"),
+        ("~baseline", "baseline is missing"),
         ("data=smaple", "did you mean sample?"),
         ("task.tasks=[qasprr]", "'qasper'"),
         ("method._target_=os.system", "outside kvbench"),
