@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import json
 from dataclasses import fields
 from typing import Any
 
@@ -99,4 +100,6 @@ def _shown(value: object) -> str:
         return {None: "null", True: "true", False: "false"}[value]
     if isinstance(value, dict):
         return "..."
+    if isinstance(value, str) and value.split() != value.split(" "):
+        return json.dumps(value)  # line ends and outer spaces would be lost in a table
     return str(value)

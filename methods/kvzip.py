@@ -32,20 +32,19 @@ from kvbench.method import Method, Needs, check_choice, check_range
 from kvbench.prefill import LayerState, Prefill
 from kvbench.reconstruction import Reconstruction
 
+_FIRST_PROMPT = "\n\nRepeat the previous context exactly."
+_LATER_PROMPT = "\n\nRepeat the part of the previous context exactly, starting with "
+
 
 @dataclass(frozen=True)
 class KVzip(Method):
     """Keep the template and the pairs with the highest reconstruction scores."""
 
-    level: str = (
-        "pair"  # section 3.3, who shares a threshold: all pairs; `layer`, `uniform`, `head`
-    )
+    level: str = "pair"  # section 3.3, who competes: all pairs; `layer`, `uniform`, `head`
     chunk_tokens: int = 2000  # section 3.2: m = 2K
     overlap_tokens: int = 8  # section 3.2: the last 8 tokens of the chunk before
-    first_prompt: str = "\n\nRepeat the previous context exactly."  # released code
-    later_prompt: str = (
-        "\n\nRepeat the part of the previous context exactly, starting with "  # released code
-    )
+    first_prompt: str = _FIRST_PROMPT  # released code
+    later_prompt: str = _LATER_PROMPT  # released code
     sinks: int | None = None  # leading tokens always kept; null: the whole template prefix
     head_scores: Sequence[Sequence[float]] | None = None  # with level=head: [layer][KV head]
 
