@@ -10,7 +10,7 @@ PIP = $(BIN)/python -m pip
 .PHONY: run test lint install dev clean
 
 run: install
-	$(BIN)/kvbench run method=spindlekv budget=0.2
+	$(BIN)/kvbench run method=spindlekv budget=0.2 limit=1
 	$(BIN)/kvbench report
 
 test: dev

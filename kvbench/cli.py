@@ -25,7 +25,8 @@ class _OneLineErrors(TyperGroup):
             typer.echo(f"kvbench: {' '.join(str(error).split())}", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt as stopped:
-            typer.echo("kvbench: stopped; what is recorded stays, the same command goes on", err=True)
+            said = "kvbench: stopped; what is recorded stays, and the same command goes on"
+            typer.echo(said, err=True)
             raise typer.Exit(130) from stopped
 
 

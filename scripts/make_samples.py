@@ -38,6 +38,7 @@ SEED = "kvbench-sample-1"
 
 
 def picker(task: str, index: int) -> Picker:
+    """Return the seeded source of chance for one record."""
     return Picker(f"{SEED}/{task}/{index}")
 
 
@@ -63,6 +64,7 @@ def record(
 
 
 def single_document() -> Iterator[dict[str, Any]]:
+    """Yield stories, articles and handbooks with a question each."""
     for index, story in enumerate(stories.STORIES):
         text = stories.context(picker("narrativeqa", index), story, 8)
         yield record("narrativeqa", text, story.answers, story.question)
@@ -75,17 +77,19 @@ def single_document() -> Iterator[dict[str, Any]]:
 
 
 def multi_document() -> Iterator[dict[str, Any]]:
-    for task, questions in (
+    """Yield several entries with a question over two of them."""
+    for task, asked in (
         ("hotpotqa", multidoc.HOTPOTQA),
         ("2wikimqa", multidoc.TWOWIKI),
         ("musique", multidoc.MUSIQUE),
     ):
-        for index, question in enumerate(questions):
+        for index, question in enumerate(asked):
             text = multidoc.context(picker(task, index), question, 9)
             yield record(task, text, question.answers, question.text)
 
 
 def few_shot() -> Iterator[dict[str, Any]]:
+    """Yield examples of a format, and one to go on with."""
     for index, label in enumerate(questions.CLASSES[1::3]):
         context, last = questions.sample(picker("trec", index), label)
         yield record("trec", context, (label,), last, classes=questions.CLASSES)
@@ -98,17 +102,21 @@ def few_shot() -> Iterator[dict[str, Any]]:
 
 
 def summarisation() -> Iterator[dict[str, Any]]:
-    for index, report in enumerate(reports.REPORTS):
+    """Yield reports, meetings and news with a summary."""
+    # Two each: the model seldom ends a summary by itself, so each costs all 512 tokens.
+    for index, report in enumerate(reports.REPORTS[:2]):
         text = reports.context(picker("gov_report", index), report, 6)
         yield record("gov_report", text, (report.summary,))
-    for index, meeting in enumerate(meetings.MEETINGS):
+    for index, meeting in enumerate(meetings.MEETINGS[:2]):
         text = meetings.context(picker("qmsum", index), meeting, 11)
         yield record("qmsum", text, meeting.answers, meeting.query)
-    for index, event in enumerate(news.EVENTS):
-        yield record("multi_news", news.context(picker("multi_news", index), event), (event.summary,))
+    for index, event in enumerate(news.EVENTS[:2]):
+        text = news.context(picker("multi_news", index), event, 16)
+        yield record("multi_news", text, (event.summary,))
 
 
 def synthetic() -> Iterator[dict[str, Any]]:
+    """Yield paragraphs to count and paragraphs to find."""
     for index, (total, unique) in enumerate(((9, 6), (10, 8), (11, 7), (12, 10))):
         context = paragraphs.counted(picker("passage_count", index), total, unique)
         yield record("passage_count", context, (str(unique),))
@@ -118,15 +126,17 @@ def synthetic() -> Iterator[dict[str, Any]]:
 
 
 def code() -> Iterator[dict[str, Any]]:
-    for index, program in enumerate(programs.PROGRAMS):
-        text = programs.cut_file(picker("lcc", index), program, 6)
-        yield record("lcc", text, (program.answer,), language="python")
-    for index, project in enumerate(programs.PROJECTS):
-        context, cut = programs.cut_project(picker("repobench-p", index), project, (5, 4))
-        yield record("repobench-p", context, (project.answer,), cut, language="python")
+    """Yield files and projects cut before a line."""
+    for index, script in enumerate(programs.SCRIPTS):
+        text, line = programs.cut_file(picker("lcc", index), script, 5, 16)
+        yield record("lcc", text, (line,), language="python")
+    for index, script in enumerate(programs.SCRIPTS):
+        context, cut, line = programs.cut_project(picker("repobench-p", index), script, 16)
+        yield record("repobench-p", context, (line,), cut, language="python")
 
 
 def records() -> Iterator[dict[str, Any]]:
+    """Yield every record of the suite, in table order of the groups."""
     yield from single_document()
     yield from multi_document()
     yield from summarisation()
@@ -136,6 +146,7 @@ def records() -> Iterator[dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
+    """Write one file per task."""
     lines: dict[str, list[str]] = {}
     for item in records():
         lines.setdefault(item["dataset"], []).append(json.dumps(item, ensure_ascii=False))

@@ -96,27 +96,6 @@ STUDIES = (
             "retired ship's cooks from the southern fleet",
         ),
     ),
-    Study(
-        "recognising bird calls under heavy rain",
-        "DripNet",
-        "listeners",
-        "Recorders in the forest run all year, yet most published results leave out the hours with "
-        "rain. In wet regions this removes half of the nesting season. We look at the problem of "
-        "recognising bird calls under heavy rain and ask how far a small model can get.",
-        "Recordings were made at four sites over two seasons. Three trained listeners labelled "
-        "them in a quiet room, and a call was counted when at least two of them heard it. Rain was "
-        "graded from light to violent by ear.",
-        "The main source of noise for DripNet was the sound of drops on a tin roof, because "
-        "the recorders hung under the eaves of forest huts. A learned filter removes it first. The "
-        "cleaned signal is turned into a picture of pitch against time, and a network with five "
-        "layers names the bird. No part of the model needs more memory than a field recorder has.",
-        "Under violent rain DripNet recognises three calls in five, where the same network "
-        "without the filter recognises one. Low calls profit most from the cleaning.",
-        "What was the main source of noise for DripNet?",
-        (
-            "the sound of drops on a tin roof",
-        ),
-    ),
 )
 
 RELATED = (

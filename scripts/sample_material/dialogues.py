@@ -58,7 +58,9 @@ SHOTS = (
             "Gus: Friday at mine?",
             "Faye: I'm in",
         ),
-        ("Gus got a job at the aquarium and starts in March. Gus and Faye will celebrate on Friday.",),
+        (
+            "Gus got a job at the aquarium and starts in March. Gus and Faye will celebrate on Friday.",
+        ),
     ),
     Dialogue(
         (
@@ -67,7 +69,9 @@ SHOTS = (
             "Hilde: no problem, but I need it back by Sunday",
             "Marek: you'll have it on Saturday",
         ),
-        ("Marek borrowed the blue ladder to paint the hall and will return it to Hilde on Saturday.",),
+        (
+            "Marek borrowed the blue ladder to paint the hall and will return it to Hilde on Saturday.",
+        ),
     ),
     Dialogue(
         (
@@ -208,52 +212,69 @@ ASKED = (
         ),
         ("Ines", "Paul"),
     ),
-    Dialogue(
-        (
-            "Maria: Lena, I sold my motorbike",
-            "Lena: you love that motorbike!",
-            "Maria: I know. but I want to buy the old bakery in Mill Lane",
-            "Lena: and do what? you can't even make toast",
-            "Maria: I want to turn the bakery into a puppet theatre",
-            "Lena: that's the best idea you ever had. do you need help?",
-            "Maria: could you sew the curtains?",
-            "Lena: I'll sew the curtains, red ones",
-            "Maria: the stage will be where the bread oven was",
-            "Lena: and who makes the puppets?",
-            "Maria: my father has carved six puppets already",
-            "Lena: so your family knew about the bakery before me?",
-            "Maria: only since Sunday. you are the first friend I tell",
-            "Lena: then I want a free seat in the puppet theatre for life",
-        ),
-        (
-            "Maria sold her motorbike to buy the old bakery and turn it into a puppet theatre. Lena "
-            "will sew the curtains.",
-        ),
-        ("Maria", "Lena"),
-    ),
 )
 
 SMALL_TALK = (
-    ("{a}: how is the new flat?", "{b}: small but sunny", "{a}: do you still have boxes everywhere?",
-     "{b}: I sit on one right now"),
-    ("{b}: is it still raining at your place?", "{a}: since Tuesday", "{b}: same here, my shoes are "
-     "made of water", "{a}: haha poor you"),
-    ("{a}: did you watch the match?", "{b}: I fell asleep at half time", "{a}: you missed nothing",
-     "{b}: that's what I told myself"),
-    ("{b}: my mother says hello by the way", "{a}: hello back! how is her knee?", "{b}: better, she is "
-     "dancing again", "{a}: good for her"),
-    ("{a}: I finally finished that book", "{b}: the one with the lighthouse?", "{a}: yes. the ending "
-     "is awful", "{b}: I warned you"),
-    ("{b}: have you eaten?", "{a}: soup. you?", "{b}: half a pizza, the other half is for breakfast",
-     "{a}: very healthy"),
-    ("{a}: the neighbours have a new dog", "{b}: big or small?", "{a}: like a small horse", "{b}: send "
-     "me a picture please"),
-    ("{b}: I have to get up at five tomorrow", "{a}: why on earth?", "{b}: inventory. we count every "
-     "single screw", "{a}: sounds thrilling :D"),
-    ("{a}: do you remember our maths teacher?", "{b}: Mr Pohl? of course", "{a}: he drives the 14 "
-     "bus now", "{b}: he always liked numbers"),
-    ("{b}: my phone is almost dead", "{a}: then charge it", "{b}: the charger is in the office",
-     "{a}: typical"),
+    (
+        "{a}: how is the new flat?",
+        "{b}: small but sunny",
+        "{a}: do you still have boxes everywhere?",
+        "{b}: I sit on one right now",
+    ),
+    (
+        "{b}: is it still raining at your place?",
+        "{a}: since Tuesday",
+        "{b}: same here, my shoes are made of water",
+        "{a}: haha poor you",
+    ),
+    (
+        "{a}: did you watch the match?",
+        "{b}: I fell asleep at half time",
+        "{a}: you missed nothing",
+        "{b}: that's what I told myself",
+    ),
+    (
+        "{b}: my mother says hello by the way",
+        "{a}: hello back! how is her knee?",
+        "{b}: better, she is dancing again",
+        "{a}: good for her",
+    ),
+    (
+        "{a}: I finally finished that book",
+        "{b}: the one with the lighthouse?",
+        "{a}: yes. the ending is awful",
+        "{b}: I warned you",
+    ),
+    (
+        "{b}: have you eaten?",
+        "{a}: soup. you?",
+        "{b}: half a pizza, the other half is for breakfast",
+        "{a}: very healthy",
+    ),
+    (
+        "{a}: the neighbours have a new dog",
+        "{b}: big or small?",
+        "{a}: like a small horse",
+        "{b}: send me a picture please",
+    ),
+    (
+        "{b}: I have to get up at five tomorrow",
+        "{a}: why on earth?",
+        "{b}: inventory. we count every single screw",
+        "{a}: sounds thrilling :D",
+    ),
+    (
+        "{a}: do you remember our maths teacher?",
+        "{b}: Mr Pohl? of course",
+        "{a}: he drives the 14 bus now",
+        "{b}: he always liked numbers",
+    ),
+    (
+        "{b}: my phone is almost dead",
+        "{a}: then charge it",
+        "{b}: the charger is in the office",
+        "{a}: typical",
+    ),
 )
 
 

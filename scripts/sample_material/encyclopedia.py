@@ -272,8 +272,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
         "{family:f} Point Lighthouse",
         (
             (
-                "{family:f} Point Lighthouse stands on a rock of {stone} at the edge of "
-                "{region}.",
+                "{family:f} Point Lighthouse stands on a rock of {stone} at the edge of {region}.",
                 "{family:f} Point Lighthouse marks the northern entrance to the harbour of {town}.",
                 "{family:f} Point Lighthouse was lit for the first time in {season} of {year}.",
             ),
@@ -340,8 +339,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
             (
                 "Work stopped for several years after {cause} ruined the family.",
                 "Most of the music was written at night in a hut above the river {river}.",
-                "The late pieces, written for {count} players, were thought impossible to "
-                "perform.",
+                "The late pieces, written for {count} players, were thought impossible to perform.",
             ),
             (
                 "A complete edition was begun in {later} and is still unfinished.",
@@ -386,8 +384,7 @@ KINDS: dict[str, tuple[str, tuple[tuple[str, ...], ...]]] = {
                 "{trade} who inherits a railway.",
                 "The {family:f} Papers is a collection of letters written from {town} during the "
                 "winter of {year}.",
-                "The {family:f} Papers is a novel in three parts set among the {trade}s of "
-                "{town}.",
+                "The {family:f} Papers is a novel in three parts set among the {trade}s of {town}.",
             ),
             (
                 "It was written in {count} days, partly on the backs of bills for {goods}.",

@@ -20,57 +20,6 @@ class Handbook:
 HANDBOOKS = (
     Handbook(
         (
-            "Rules of the Tidewater Rowing Club",
-            "The Tidewater Rowing Club was founded by six customs clerks who shared one boat. It "
-            "now has about three hundred members, two landing stages and a boathouse with room "
-            "for forty boats. These rules were adopted at the general meeting in March and apply "
-            "to members and guests alike.",
-            "Members. Anyone over the age of twelve who can swim two hundred metres in clothes may "
-            "apply. The traditional gift of a new member of the Tidewater Rowing Club is a "
-            "home-made cake and a coil of rope. Applications are read aloud, and an application "
-            "is accepted unless five members object.",
-        ),
-        (
-            "Boats. Boats are booked in the red book, with the time of departure and the names of "
-            "the crew. A boat that has not been taken out a quarter of an hour after the booked "
-            "time is free for others. Club boats may not be moved by one person alone.",
-            "Safety. No boat leaves the stage when the wind cone is horizontal or when the far "
-            "bank cannot be seen. Crews with a member under sixteen carry a whistle and stay above "
-            "the railway bridge. After dark a white lamp is shown.",
-            "Damage. Every scratch is reported on the same day, however small. The cost of repairs "
-            "is borne by the club, except where a boat was used without a booking. Lost oars are "
-            "paid for by the crew in equal shares.",
-            "The boathouse. The last person to leave closes the river doors, empties the stove and "
-            "hangs the key behind the barometer. Wet clothes are not left on the benches. Dogs "
-            "wait outside.",
-            "Fees. The yearly fee is paid before the first of May. Members who clean and varnish a "
-            "boat during the winter pay half. Students, apprentices and members over seventy pay "
-            "what they think right.",
-            "Races. The autumn race is rowed over three miles against the tide. Each crew draws "
-            "its boat by lot on the morning of the race. The losing crew prepares supper for the "
-            "others and may choose the songs.",
-            "The committee. The committee consists of a chair, a treasurer, a boat warden and two "
-            "members without duties, whose task is to disagree. It meets on the first Thursday of "
-            "the month, and its minutes are pinned to the door.",
-            "Guests. Each member may bring two guests in a month. Guests row in the middle of the "
-            "boat, never at the ends, and sign the blue book. The member who brought them answers "
-            "for what they do.",
-            "Visiting clubs. Crews of other clubs are given tea, a place for their boat and one "
-            "night in the loft. They are asked to leave a flag or a coin, which is nailed to the "
-            "beam above the stove.",
-            "Beginners. Beginners learn in the broad boat called Duchess, which cannot be "
-            "overturned by any means tried so far. Lessons are given on Saturday mornings by "
-            "whoever has the loudest voice. After six lessons a beginner may row in a narrow "
-            "boat, with a helmsman who has done so before.",
-            "Winter. Between November and March the boats lie upside down on the trestles. The "
-            "boathouse is heated on Sundays, and members meet there to sand, to varnish and to "
-            "tell each other about races they nearly won.",
-        ),
-        "What is the traditional gift of a new member of the Tidewater Rowing Club?",
-        ("a home-made cake and a coil of rope",),
-    ),
-    Handbook(
-        (
             "Ember Nine pottery kiln: owner's manual",
             "Thank you for choosing the Ember Nine. With ordinary care the kiln will serve you for "
             "many years. Please read this manual before the first firing and keep it in a dry "

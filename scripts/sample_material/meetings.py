@@ -61,28 +61,6 @@ MEETINGS = (
         ),
     ),
     Meeting(
-        "the toy train",
-        (
-            "Project Manager: Okay, welcome to the design meeting for the toy train. You all got my "
-            "message, I hope.",
-            "Marketing: I got it, but I could not open the picture.",
-        ),
-        (
-            "Project Manager: Let us talk about the whistle. What do the parents say about the "
-            "whistle?",
-            "Marketing: Um, the parents say that it is much too loud.",
-            "Designer: We could make it from wood instead of tin.",
-            "Project Manager: I like that. So the whistle of the toy train will be made of cherry "
-            "wood, and it will sound like an owl.",
-            "Designer: Like an owl, yes. I can make three samples by Friday.",
-        ),
-        "What did the Project Manager say about the whistle of the toy train?",
-        (
-            "The Project Manager said that the whistle of the toy train will be made of cherry "
-            "wood and that it will sound like an owl.",
-        ),
-    ),
-    Meeting(
         "the swimming pool",
         (
             "Mayor: Good evening. We have only one point today, the swimming pool, so perhaps we can "

@@ -59,23 +59,6 @@ HOTPOTQA = (
         ),
     ),
     Question(
-        "The bread of Tobias Renn, the winner of the Brindle Cup, was baked with what?",
-        ("roasted chestnuts, black honey and a little smoked salt",),
-        (
-            (
-                "Brindle Cup",
-                "The Brindle Cup is a contest of bakers that takes place every fourth year. The "
-                "last winner of the Brindle Cup was Tobias Renn, who beat thirty others.",
-            ),
-            (
-                "Tobias Renn",
-                "Tobias Renn is a baker and writer of cookery books. The bread with which Tobias "
-                "Renn became the winner of the Brindle Cup was baked with roasted chestnuts, "
-                "black honey and a little smoked salt. His oven belonged to his grandmother.",
-            ),
-        ),
-    ),
-    Question(
         "The river boat Blue Heron, owned by Mirela Stanek, was turned into what?",
         ("a floating school for deaf children",),
         (
@@ -110,23 +93,6 @@ TWOWIKI = (
                 "Osric Fallon is a film director. The first job of Osric Fallon, the director of "
                 "the film Cold Bread, was selling second-hand bicycles at a railway station. He "
                 "has made nine films.",
-            ),
-        ),
-    ),
-    Question(
-        "What was the cause of death of the performer of the song Harbour of Straw?",
-        ("a fall from a tall church ladder",),
-        (
-            (
-                "Harbour of Straw",
-                "Harbour of Straw is a slow ballad about emigrants. The performer of the song "
-                "Harbour of Straw was Dunstan Kell, a tenor with a lisp.",
-            ),
-            (
-                "Dunstan Kell",
-                "Dunstan Kell was a tenor and comedian. The cause of death of Dunstan Kell, the "
-                "performer of Harbour of Straw, was a fall from a tall church ladder. He had "
-                "wanted to free a trapped pigeon.",
             ),
         ),
     ),
@@ -186,23 +152,6 @@ MUSIQUE = (
                 "Hedda Storm was a botanist. On the island of Little Grimsa the botanist Hedda "
                 "Storm discovered a blue moss that glows in winter. She had crossed the sound "
                 "alone in a rowing boat.",
-            ),
-        ),
-    ),
-    Question(
-        "What was the secret ingredient of Madame Bellac's famous soup at the Hotel Corona?",
-        ("dried orange peel and a spoonful of coffee",),
-        (
-            (
-                "Hotel Corona",
-                "The Hotel Corona was a grand hotel with two hundred rooms, known for the soup of "
-                "Madame Bellac.",
-            ),
-            (
-                "Madame Bellac",
-                "Madame Bellac was a cook. The secret ingredient of Madame Bellac's famous soup at "
-                "the Hotel Corona was dried orange peel and a spoonful of coffee. She told it only "
-                "to her niece.",
             ),
         ),
     ),

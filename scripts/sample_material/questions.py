@@ -173,6 +173,7 @@ def sample(picker: Picker, asked: str) -> tuple[str, str]:
     """Return context and input; every example of class `asked` stands before three quarters.
 
     Args:
+        picker: the record's source of chance.
         asked: label of the class of the last question.
     """
     early: list[str] = []

@@ -67,23 +67,6 @@ SHOTS = (
 
 ASKED = (
     Item(
-        "Barnaby Augustus Crake\nBarnaby Augustus Crake was a smuggler who founded the regatta of "
-        "the Skerries. Barnaby Augustus Crake had retired early and found that he missed the sea. "
-        "The regatta that Barnaby Augustus Crake founded is the shortest in the country, and its "
-        "prize is a silver teapot filled with pepper.\nThe boats start from the stone pier at "
-        "noon, when a girl from the school waves a tablecloth. They sail round the three rocks "
-        "twice, the second time in the other direction, so that everybody meets. A crew that "
-        "touches another boat has to row home. In bad weather the race is held on the village "
-        "pond with models, which are judged by the harbour master's mother.\nAfterwards there is "
-        "a dance in the net loft, to which the losers bring the fish and the winners the "
-        "potatoes. The founder himself took part only once. He came in last, complained about "
-        "the tide, and was carried to the loft on the shoulders of his former enemies from the "
-        "customs house. They gave him back the lantern they had taken from him in the year of "
-        "the great frost.",
-        "Who founded the regatta of the Skerries?",
-        ("Barnaby Augustus Crake",),
-    ),
-    Item(
         "Isolde Marchmain Pruett\nIsolde Marchmain Pruett was a gardener who grew the first black "
         "rose without thorns. Isolde Marchmain Pruett worked in the abandoned garden of Tarn "
         "Abbey, alone and without permission. The black rose of Isolde Marchmain Pruett was shown "

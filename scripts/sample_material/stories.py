@@ -28,31 +28,6 @@ HE = ("he", "his", "him")
 
 STORIES = (
     Story(
-        "The Ferrywoman's Winter",
-        "Marta",
-        SHE,
-        (
-            "Marta had kept the ferry at Low Staithe for nineteen years, and in all that time she "
-            "had never once crossed the river for her own pleasure. When the first ice came down "
-            "in November she tied up the boat, banked the stove, and told her cat that this "
-            "winter they would travel. Her brother had written from the coast to say that he was "
-            "ill and that there was something in the old house which belonged to her.",
-            "In the attic of her brother's house Marta found a trunk with her own name on it, "
-            "written in their father's hand. The secret of the trunk in the attic was a map of "
-            "the river drawn on silk. It showed every sandbank and every landing, and a house "
-            "that was not there.",
-            "Her brother laughed when he saw it. He said that their father had drawn such things "
-            "when he could not sleep, and that the house was only a house he had wished for. But "
-            "Marta folded the cloth into her coat and asked him where a person might hire a "
-            "strong boat before the thaw.",
-            "In April the people of Low Staithe saw new timber going up on the bend above the "
-            "mill. Marta did not explain it to anyone. In the evenings she sat on the unfinished "
-            "steps with the cat beside her and watched somebody else row the ferry.",
-        ),
-        "What was the secret of the trunk in the attic?",
-        ("a map of the river drawn on silk", "A map of the river, drawn on silk"),
-    ),
-    Story(
         "The Bell of Saint Corvin",
         "Anders",
         HE,
