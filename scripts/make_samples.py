@@ -105,13 +105,13 @@ def summarisation() -> Iterator[dict[str, Any]]:
     """Yield reports, meetings and news with a summary."""
     # Two each: the model seldom ends a summary by itself, so each costs all 512 tokens.
     for index, report in enumerate(reports.REPORTS[:2]):
-        text = reports.context(picker("gov_report", index), report, 6)
+        text = reports.context(picker("gov_report", index), report, 30)
         yield record("gov_report", text, (report.summary,))
     for index, meeting in enumerate(meetings.MEETINGS[:2]):
         text = meetings.context(picker("qmsum", index), meeting, 11)
         yield record("qmsum", text, meeting.answers, meeting.query)
     for index, event in enumerate(news.EVENTS[:2]):
-        text = news.context(picker("multi_news", index), event, 16)
+        text = news.context(picker("multi_news", index), event, 30)
         yield record("multi_news", text, (event.summary,))
 
 
