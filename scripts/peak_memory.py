@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -61,7 +62,12 @@ def in_a_process(method: str, arguments: argparse.Namespace) -> dict[str, float]
     """`measure` in a fresh process."""
     words = ["--measure", method, "--budget", arguments.budget, "--tokens", str(arguments.tokens)]
     command = [sys.executable, __file__, *words]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    # One arena and a fixed threshold: what is freed goes back at once, whatever the threads did,
+    # so that the peak is what was held and not what the allocator kept for later.
+    allocator = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536"}
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, **allocator}
+    )
     measured: dict[str, float] = json.loads(done.stdout)
     return measured
 

@@ -22,4 +22,4 @@ def test_snapkv_at_8192_tokens_peaks_within_1_3_times_fullkv() -> None:
     assert found["peak_quotient_above_model"] <= 1.3
     # The prefill's cache, its copy with head-room for decoding, and a few layers' activations;
     # the logits of all heads of one layer alone would be 2048 MiB.
-    assert found["fullkv_peak_above_model_mib"] < 6 * found["native_cache_mib"]
+    assert found["fullkv_peak_above_model_mib"] < 3.5 * found["native_cache_mib"]
