@@ -1,0 +1,152 @@
+"""What compressing costs beside the prefill that it follows: CPU seconds, every method.
+
+    python scripts/compression_cost.py --tokens 2048,8192
+
+Each repetition prefills one prompt plainly, once for every distinct set of captured needs, and
+once for every pruning prefill, then compresses for each method at each budget, the search for the
+budget included. A method's cost is what its capture took beyond the plain prefill plus its
+compression, over the plain prefill. Costs are quotients of medians; the process runs on one thread,
+and CPU seconds are read, so that other work on the machine moves them little. The prompt is prose
+of kvbench's own sample suite, cut to the number of tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import TypeVar
+
+import hydra
+import torch
+from torch import Tensor
+
+from kvbench import provenance
+from kvbench.budget import Budget
+from kvbench.capture import capture
+from kvbench.catalog import choices
+from kvbench.data import open_source
+from kvbench.fit import fit
+from kvbench.method import Method, Needs
+from kvbench.model import LoadedModel, load
+from kvbench.plan import Plan, plan_from_config
+from kvbench.pruning import PruningPlan
+from kvbench.tasks.longbench import LongBench
+
+T = TypeVar("T")
+Capture = tuple[Needs, PruningPlan | None]
+PLAIN: Capture = (Needs(), None)
+"""The prefill that keeps keys and values only."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """One line of the table; CPU seconds."""
+
+    method: str
+    budget: Budget
+    capture_s: float
+    """What the method's own capture took beyond the plain prefill."""
+    compress_s: float
+    prefill_s: float
+
+    @property
+    def share(self) -> float:
+        """Of the plain prefill."""
+        return (self.capture_s + self.compress_s) / self.prefill_s
+
+
+def cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
+    """What `work` returns and the CPU seconds it took."""
+    started = time.process_time()
+    result = work()
+    return result, time.process_time() - started
+
+
+def prompt_ids(model: LoadedModel, tokens: int) -> Tensor:
+    """[tokens] ids of the sample suite's contexts, one after the other, again from the start."""
+    source, suite = open_source("sample"), LongBench(["gov_report", "multi_news", "narrativeqa"])
+    contexts = [s.context for task in suite.tasks() for s in suite.samples(task, source)]
+    ids = model.tokenizer.encode("\n\n".join(contexts), add_special_tokens=False, verbose=False)
+    return torch.tensor(ids * (tokens // len(ids) + 1))[:tokens]
+
+
+def costs(
+    model: LoadedModel,
+    ids: Tensor,
+    methods: Mapping[str, Method],
+    budgets: Sequence[Budget],
+    repeat: int,
+) -> list[Cost]:
+    """Medians of `repeat` repetitions, in the order of `methods`."""
+    sharing: dict[Capture, list[tuple[str, Budget]]] = {PLAIN: []}
+    for name, method in methods.items():
+        for budget in budgets:
+            plan = method.prefill_plan(len(ids), model.geometry.layers, budget)
+            sharing.setdefault((method.needs, plan), []).append((name, budget))
+    captured: dict[Capture, list[float]] = defaultdict(list)
+    compressed: dict[tuple[str, Budget], list[float]] = defaultdict(list)
+    for _ in range(repeat):
+        for needed, users in sharing.items():
+            prefill, seconds = cpu_seconds(partial(capture, model, ids, *needed))
+            captured[needed].append(seconds)
+            for name, budget in users:
+                with torch.inference_mode():
+                    _, seconds = cpu_seconds(partial(fit, methods[name], prefill, budget))
+                compressed[name, budget].append(seconds)
+            del prefill
+    plain = median(captured[PLAIN])
+    found = {
+        (name, budget): Cost(
+            name,
+            budget,
+            median(captured[needed]) - plain,
+            median(compressed[name, budget]),
+            plain,
+        )
+        for needed, users in sharing.items()
+        for name, budget in users
+    }
+    return [found[name, budget] for name in methods for budget in budgets]
+
+
+def planned(words: list[str]) -> Plan:
+    """The plan of a command line."""
+    return plan_from_config(hydra.compose("config", words), words)
+
+
+def main() -> None:
+    """Print a Markdown table for each prompt length."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", default="smollm2-135m")
+    parser.add_argument("--tokens", default="2048,8192", help="prompt lengths, with commas")
+    parser.add_argument("--methods", help="with commas; default: each method's own YAML")
+    parser.add_argument("--budgets", default="0.2,0.4", help="with commas")
+    parser.add_argument("--repeat", type=int, default=3, help="repetitions; medians are printed")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    named = [c.name for c in choices("method") if "_target_" in c.config]
+    chosen = arguments.methods.split(",") if arguments.methods else named
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        model = load(planned([f"model={arguments.model}"]).model)
+        methods = {name: planned([f"method={name}"]).variants[-1].method for name in chosen}
+    budgets = [Budget.parse(float(text)) for text in arguments.budgets.split(",")]
+    machine = provenance.machine(str(model.device))
+    print(f"{arguments.model}, {model.network.dtype}, {machine['cpu']}, 1 thread,", end=" ")
+    print(f"torch {torch.__version__}, medians of {arguments.repeat}")
+    for tokens in map(int, arguments.tokens.split(",")):
+        found = costs(model, prompt_ids(model, tokens), methods, budgets, arguments.repeat)
+        print(f"\n{tokens} tokens: plain prefill {found[0].prefill_s:.2f} CPU s\n")
+        print("| method | budget | capture beyond it, s | compress, s | share of the prefill |")
+        print("|---|---:|---:|---:|---:|")
+        for cost in found:
+            seconds = f"{cost.capture_s:.3f} | {cost.compress_s:.3f}"
+            print(f"| {cost.method} | {cost.budget} | {seconds} | {cost.share:.1%} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
