@@ -86,7 +86,12 @@ def _options(
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
-def run(ctx: typer.Context) -> None:
+def run(
+    ctx: typer.Context,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Compute again what failed before.")
+    ] = False,
+) -> None:
     """Evaluate methods on a model: words such as method=spindlekv budget=0.2,0.4 data=sample.
 
     Every word is a Hydra override of conf/config.yaml or of a config group (model, task, method,
@@ -97,7 +102,7 @@ def run(ctx: typer.Context) -> None:
     """
     from kvbench.sweep import run_words
 
-    run_words(ctx.args)
+    run_words([*["retry_failed=true"] * retry_failed, *ctx.args])
 
 
 @app.command()
@@ -124,6 +129,19 @@ def report(
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"cannot write {output} ({error.strerror}): give another file") from error
+
+
+@app.command()
+def status(
+    path: Annotated[
+        Path | None, typer.Argument(help="Run folder; default: the newest in results/runs.")
+    ] = None,
+) -> None:
+    """Show what a run folder holds: results done, missing and failed, by variant and task."""
+    from kvbench.report.status import status_text
+    from kvbench.report.tables import newest_run
+
+    typer.echo(status_text(path or newest_run(Path("results", "runs"))), nl=False)
 
 
 @app.command()

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.attention import RotaryRecorder, recording_pre_rope
+from kvbench.cache.rows import RowStore
 from kvbench.cache.store import Band, Compressed, Store, Tail
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def decode(
             is taken from them where `feed` is empty.
         feed: prompt tokens fed after compression: the question where the method must not see
             it, or the last prompt token where nothing generated may come from the prefill.
-        width: V, rows of the batch; more than the caches: filled with copies of the smallest.
+        width: V, rows of the batch; more than the caches: filled with rows of one token.
         on_token: called after each forward with the number of rows still running.
 
     Returns:
@@ -81,10 +82,8 @@ def decode(
     if not caches:
         return []
     wanted = len(caches)
-    smallest = min(caches, key=lambda c: c.nbytes)
-    batch = [*caches, *[smallest] * ((width or wanted) - wanted)]
+    batch = [*caches, *[_filling(caches[0])] * ((width or wanted) - wanted)]
     caches.clear()
-    del smallest
     room = len(feed) + stop.max_new_tokens
     with torch.inference_mode():
         run = _Rows(batch, model.geometry.kv_heads, room)
@@ -93,6 +92,17 @@ def decode(
         )
         batch.clear()
         return _greedy(model, run, positions, stop, first_logits, feed, wanted, on_token)
+
+
+def _filling(cache: Compressed) -> Compressed:
+    """A cache of one token: what fills a batch to its width costs next to nothing."""
+    layers = tuple(RowStore(tuple(map(_first_row, s.materialise()))) for s in cache.layers)
+    return Compressed(layers, next_position=cache.next_position)
+
+
+def _first_row(band: Band) -> Band:
+    # Copied, so that the other rows can be freed.
+    return Band(band.k[:, :1].clone(), band.v[:, :1].clone(), band.positions[:, :1].clone())
 
 
 def _greedy(

@@ -44,7 +44,7 @@ def fit(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
     if target is None or not method.bytes_follow_data or method.match == "eviction":
         return method.compress(prefill, budget)
 
-    low: tuple[float, float] = (0.0, 0.0)
+    lower = low = (0.0, 0.0)
     high: tuple[float, float] | None = None
     nominal = target
     best: tuple[float, float, Compressed] | None = None
@@ -58,10 +58,10 @@ def fit(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
         if abs(share - target) <= TOLERANCE or (nominal == 1.0 and share < target):
             break
         if share < target:
-            low = (nominal, share)
+            lower, low = low, (nominal, share)
         else:
             high = (nominal, share)
-        nominal = _next_nominal(low, high, target)
+        nominal = _next_nominal(lower, low, high, target)
     assert best is not None
     nominal, share, compressed = best
     return replace(
@@ -76,17 +76,23 @@ def fit(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
 
 
 def _next_nominal(
-    low: tuple[float, float], high: tuple[float, float] | None, target: float
+    lower: tuple[float, float],
+    low: tuple[float, float],
+    high: tuple[float, float] | None,
+    target: float,
 ) -> float:
-    """Nominal budget where the line through what was measured meets the target.
+    """Nominal budget where the line through the two nearest measurements meets the target.
 
     Args:
-        low: (nominal, share) measured below the target; (0, 0) until one is.
-        high: the same above it; None until one is.
+        lower: (nominal, share) measured before `low`; (0, 0) until there is one.
+        low: the highest measured below the target; (0, 0) until one is.
+        high: the lowest measured above it; None until one is.
         target: share of the native bytes wanted.
     """
+    one, other = (lower, low) if high is None else (low, high)
+    rise = other[1] - one[1]
+    guess = other[0] + (target - other[1]) * (other[0] - one[0]) / rise if rise > 0 else 1.0
     if high is None:
-        return min(1.0, low[0] * target / low[1])
-    guess = low[0] + (target - low[1]) * (high[0] - low[0]) / (high[1] - low[1])
+        return min(1.0, guess)
     # Rounding to tokens can flatten the line; halving always moves.
     return guess if low[0] < guess < high[0] else (low[0] + high[0]) / 2

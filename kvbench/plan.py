@@ -21,10 +21,13 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from kvbench.budget import Budget
+from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
+from kvbench.composition import Composition, composed
 from kvbench.configured import built, check_whole_number, instantiated
 from kvbench.data import open_source
 from kvbench.errors import UserError
+from kvbench.memory import parsed_bytes
 from kvbench.method import Method
 from kvbench.modelspec import ModelSpec, model_identity
 from kvbench.overrides import hydra_words, nested_group
@@ -135,6 +138,16 @@ class Plan:
     """Folder of the records."""
     decode_width: int | None
     """Rows decoded together; None: one per variant."""
+    memory_bytes: int | None
+    """What prefill and decode batches may take beside the model; None: most of what is free."""
+    shard: int
+    """Which part of the samples is this job's, from 0."""
+    shards: int
+    """Parts that the samples are dealt into."""
+    retry_failed: bool
+    """Whether results that failed before are computed again."""
+    prefill_cache: CacheFolder | None
+    """Where prefills are kept for later runs; None: nowhere."""
     config: Mapping[str, Any]
     """The resolved configuration, JSON-able, for the run header."""
 
@@ -201,6 +214,12 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     suite: Suite = instantiated(plain["task"], "task", targets_allowed)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
+    check_whole_number("shards", plain["shards"])
+    check_whole_number("shard", plain["shard"], least=0)
+    if plain["shard"] >= plain["shards"]:
+        raise UserError(
+            f"shard={plain['shard']} is not below shards={plain['shards']}: count from 0"
+        )
     data = str(plain["data"])
     _ = model.kind  # this and the next refuse a path that is not there
     if data != "hub":
@@ -221,6 +240,11 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
         decode_width=plain["decode_width"],
+        memory_bytes=parsed_bytes("memory", plain["memory"]),
+        shard=plain["shard"],
+        shards=plain["shards"],
+        retry_failed=_flag(plain, "retry_failed"),
+        prefill_cache=_cache_folder(plain),
         config=plain,
     )
 
@@ -232,6 +256,21 @@ def _check_keys(plain: Mapping[str, Any]) -> None:
         raise UserError(f"{key} is unknown: {did_you_mean(key, known)}")
     for key in known - plain.keys() - {"experiment"}:
         raise UserError(f"{key} is missing: leave out ~{key}")
+
+
+def _flag(plain: Mapping[str, Any], name: str) -> bool:
+    value = plain[name]
+    if not isinstance(value, bool):
+        raise UserError(f"{name}={value!r} is neither true nor false")
+    return value
+
+
+def _cache_folder(plain: Mapping[str, Any]) -> CacheFolder | None:
+    limit = parsed_bytes("prefill_cache_size", plain["prefill_cache_size"])
+    if limit is None:
+        raise UserError("prefill_cache_size=null is no size: give bytes such as 20GiB")
+    folder = plain["prefill_cache"]
+    return None if folder is None else CacheFolder(Path(str(folder)).expanduser(), limit)
 
 
 def data_label(data: str) -> str:
@@ -265,34 +304,31 @@ def _variants(
     rows: list[list[str]] = plain["variants"] or [[]]
     if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
         raise UserError(f"variants={rows!r} is not a list of lists of overrides")
-    baseline = plain["baseline"]
-    if not isinstance(baseline, bool):
-        raise UserError(f"baseline={baseline!r} is neither true nor false")
+    baseline = _flag(plain, "baseline")
     suite_choice = ""
     found: dict[str, Variant] = {}
     # The baseline takes no word meant for the methods, such as method.window=16.
     for row in [[f"method={BASELINE}"]] * baseline + [words + hydra_words(r) for r in rows]:
-        composed = hydra.compose("config", row, return_hydra_config=True)
-        suite_choice = str(composed.hydra.runtime.choices["task"])
-        variant = _variant(composed, targets_allowed)
+        composition = composed(row)
+        suite_choice = str(composition.choices["task"])
+        variant = _variant(composition, targets_allowed)
         found.setdefault(variant.label, variant)
     first = [v for v in found.values() if v.choice == BASELINE]
     return suite_choice, tuple(first + [v for v in found.values() if v.choice != BASELINE])
 
 
-def _variant(composed: DictConfig, targets_allowed: bool) -> Variant:
-    choice = str(composed.hydra.runtime.choices["method"])
-    method_node = OmegaConf.to_container(composed.method, resolve=True)
-    assert isinstance(method_node, dict)
-    method = instantiated(method_node, "method", targets_allowed)
+def _variant(composition: Composition, targets_allowed: bool) -> Variant:
+    choice = str(composition.choices["method"])
+    method = instantiated(composition.method, "method", targets_allowed)
     if not isinstance(method, Method):
-        raise UserError(f"method._target_={method_node.get('_target_')} is no kvbench Method")
-    config = _values(method_node)
+        target = composition.method.get("_target_")
+        raise UserError(f"method._target_={target} is no kvbench Method")
+    config = _values(composition.method)
     if choice == BASELINE:
         # Whatever the budget, all is kept: one row however many budgets are swept.
         return Variant(choice, choice, method, config, Budget(fraction=1.0))
-    budget = Budget.parse(composed.budget)
-    changed = _changes(config, choice, dict(composed.hydra.runtime.choices))
+    budget = Budget.parse(composition.budget)
+    changed = _changes(config, choice, composition.choices)
     label = f"{choice}@{budget}" + (f"[{','.join(changed)}]" if changed else "")
     return Variant(label, choice, method, config, budget)
 
@@ -321,13 +357,10 @@ def _changes(
     return changed
 
 
-@lru_cache
 def _default_fields(choice: str) -> tuple[Mapping[str, Any], Mapping[str, str | None]]:
     """A method's fields as its YAML states them, and what it wraps."""
-    composed = hydra.compose("config", [f"method={choice}"], return_hydra_config=True)
-    node = OmegaConf.to_container(composed.method, resolve=True)
-    assert isinstance(node, dict)
-    return _values(node), dict(composed.hydra.runtime.choices)
+    composition = composed([f"method={choice}"])
+    return _values(composition.method), composition.choices
 
 
 def _values(node: Mapping[Any, Any]) -> dict[str, Any]:

@@ -30,8 +30,9 @@ class Progress:
         self._done = 0
         self._failed = 0
         self._sample = ""
-        self._started = time.monotonic()
-        self._last_line = self._started
+        self._phase = ""
+        self._tokens = 0
+        self._started = self._phase_began = self._last_line = time.monotonic()
         self._bar: RichProgress | None = None
         if self._console.is_terminal:
             self._bar = RichProgress(
@@ -46,7 +47,7 @@ class Progress:
                 console=self._console,
                 transient=True,
                 # The time left then settles on the mean of the whole run, not of a few samples.
-                speed_estimate_period=3600,
+                speed_estimate_period=7 * 24 * 3600,
             )
             self._row = self._bar.add_task("", total=total, model=model, failed="")
 
@@ -66,14 +67,21 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def phase(self, name: str, sample: str | None = None) -> None:
-        """Show what is running: `prefill`, `compress spindlekv@0.2`, `decode 17 tokens`, ..."""
-        self._sample = sample or self._sample
-        if self._bar is not None:
-            self._bar.update(self._row, description=f"{self._sample} {name}")
-        elif time.monotonic() - self._last_line >= _PLAIN_EVERY_S:
-            self._last_line = time.monotonic()
-            self._print_line()
+    def sample(self, name: str) -> None:
+        """Show which sample is at hand: `narrativeqa 1a2b3c`."""
+        self._sample = name
+
+    def phase(self, name: str) -> None:
+        """Show what is running: `prefill`, `compress spindlekv@0.2`, `decode`, ..."""
+        self._phase = name
+        self._tokens = 0
+        self._phase_began = time.monotonic()
+        self._show()
+
+    def generated(self, tokens: int) -> None:
+        """Count tokens just generated, over all variants, and show how many a second."""
+        self._tokens += tokens
+        self._show()
 
     def advance(self, done: int, failed: int) -> None:
         """Count finished results, of which some failed."""
@@ -83,13 +91,28 @@ class Progress:
             text = f"{self._failed} failed" if self._failed else ""
             self._bar.update(self._row, advance=done, failed=text)
 
-    def _print_line(self) -> None:
-        elapsed = time.monotonic() - self._started
+    def _show(self) -> None:
+        now = time.monotonic()
+        if self._bar is not None:
+            self._bar.update(self._row, description=f"{self._sample} {self._doing(now)}")
+        elif now - self._last_line >= _PLAIN_EVERY_S:
+            self._last_line = now
+            self._print_line(now)
+
+    def _doing(self, now: float) -> str:
+        if not self._tokens:
+            return self._phase
+        seconds = max(now - self._phase_began, 1e-9)
+        return f"{self._phase} {self._tokens / seconds:.0f} tokens/s"
+
+    def _print_line(self, now: float) -> None:
+        elapsed = now - self._started
         left = elapsed / self._done * (self._total - self._done) if self._done else None
         self._console.print(
-            f"{self._model} {self._sample}: {self._done} of {self._total} results,"
-            f" {_clock(elapsed)} gone, {'?' if left is None else _clock(left)} left,"
-            f" {self._failed} failed"
+            f"{self._model} {self._sample} {self._doing(now)}: {self._done} of {self._total}"
+            f" results, {_clock(elapsed)} gone, {'?' if left is None else _clock(left)} left,"
+            f" {self._failed} failed",
+            soft_wrap=True,
         )
 
 

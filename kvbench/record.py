@@ -268,6 +268,12 @@ def done_keys(out: Path) -> set[str]:
     return {r.key for shard in shards for r in shard.records if r.error is None}
 
 
+def failed_keys(out: Path) -> set[str]:
+    """Return the keys whose records are all failures."""
+    shards = read_shards(out)
+    return {r.key for shard in shards for r in shard.records if r.error} - done_keys(out)
+
+
 _NAMES = tuple(f.name for f in fields(Record))
 
 

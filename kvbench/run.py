@@ -6,30 +6,22 @@ sample, or one variant of it. Knows nothing of Hydra, tables or single methods.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import reduce
-from operator import or_
-from typing import Any
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import asdict, dataclass
 
-import torch
-
-from kvbench.cache.store import Compressed
 from kvbench.capture import capture
-from kvbench.classifier import task_types
+from kvbench.capture_cache import CaptureCache
 from kvbench.data import open_source
-from kvbench.decode import Generation, Stop, decode
-from kvbench.fit import fit
-from kvbench.ledger import Ledger, ledger
-from kvbench.method import Needs
+from kvbench.decode import Stop
+from kvbench.evaluate import Capture, Outcome, Work, evaluate
+from kvbench.interruption import Interruption
+from kvbench.ledger import Ledger
+from kvbench.memory import SHARE_OF_FREE, free_bytes
 from kvbench.model import LoadedModel, load
 from kvbench.plan import Plan, Protocol, Variant, record_key, scored_fields
-from kvbench.prefill import Prefill
 from kvbench.progress import Progress
 from kvbench.prompt import Prompt, PromptRules, render
-from kvbench.pruning import PruningPlan
-from kvbench.record import Record, Writer, done_keys, now, run_header
+from kvbench.record import Record, Writer, done_keys, failed_keys, now, run_header
 from kvbench.tasks.task import Sample, Task
 
 
@@ -42,28 +34,19 @@ class Summary:
     failed: int
     """Of these, the failures."""
     known: int
-    """Results that were recorded before."""
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """One variant of one sample, ready to be recorded."""
-
-    variant: Variant
-    error: str | None = None
-    generation: Generation | None = None
-    ledger: Ledger | None = None
-    facts: Mapping[str, Any] | None = None
-    capture_s: float | None = None
-    compress_s: float | None = None
-    decode_s: float | None = None
+    """Results that were recorded before, failures included."""
+    failed_before: int = 0
+    """Of these, the failures, which are computed again only if asked for."""
 
 
 def execute(plan: Plan) -> Summary:
     """Compute and record every result of the plan that its run folder does not hold yet.
 
+    Results that failed before are computed again only where the plan says so.
+
     Raises:
         UserError: data, model or run folder cannot be used; nothing was recorded then.
+        KeyboardInterrupt: Ctrl-C, once the sample at hand is recorded.
     """
     source = open_source(
         plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
@@ -74,17 +57,13 @@ def execute(plan: Plan) -> Summary:
         "revision": source.revision,
         "hashes": {task.name: source.content_hash([task.name]) for task in samples},
     }
-    known = done_keys(plan.out)
-    todo = [
-        (sample, missing)
-        for task_samples in samples.values()
-        for sample in task_samples
-        if (missing := [v for v in plan.variants if record_key(plan, v, sample) not in known])
-    ]
+    mine = interleaved(list(samples.values()))[plan.shard :: plan.shards]
+    failures = frozenset() if plan.retry_failed else failed_keys(plan.out)
+    todo, failed_before = _missing(plan, mine, done_keys(plan.out), failures)
     total = sum(len(missing) for _, missing in todo)
-    recorded = sum(map(len, samples.values())) * len(plan.variants) - total
+    known = len(mine) * len(plan.variants) - total
     if not todo:
-        return Summary(0, 0, recorded)
+        return Summary(0, 0, known, failed_before)
 
     model = load(plan.model)
     if plan.protocol.truncation == "none":
@@ -92,15 +71,47 @@ def execute(plan: Plan) -> Summary:
         for sample, _ in todo:
             _prompt(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
-    failed = 0
     header = run_header(plan, expected, data, str(model.device))
-    with Writer(plan.out, header) as writer, Progress(plan.model.name, total) as progress:
+    take = capture if plan.prefill_cache is None else CaptureCache(plan.prefill_cache).capture
+    failed = 0
+    with (
+        Interruption() as interruption,
+        Writer(plan.out, header) as writer,
+        Progress(plan.model.name, total) as progress,
+    ):
         for sample, missing in todo:
-            for record in _results(plan, model, sample, missing, progress):
+            progress.sample(f"{sample.task.name} {sample.id[:12]}")
+            for record in _results(plan, model, sample, missing, progress, take):
                 writer.append(record)
                 failed += record.error is not None
                 progress.advance(1, int(record.error is not None))
-    return Summary(total, failed, recorded)
+            interruption.stop_if_asked()
+    return Summary(total, failed, known, failed_before)
+
+
+def _missing(
+    plan: Plan, samples: Sequence[Sample], done: Set[str], failed: Set[str]
+) -> tuple[list[tuple[Sample, list[Variant]]], int]:
+    """The variants each sample lacks, and how many results are left out because they failed."""
+    todo, left_out = [], 0
+    for sample in samples:
+        keys = {record_key(plan, variant, sample): variant for variant in plan.variants}
+        left_out += len(keys.keys() & failed)
+        if missing := [v for key, v in keys.items() if key not in done and key not in failed]:
+            todo.append((sample, missing))
+    return todo, left_out
+
+
+def interleaved(tasks: Sequence[Sequence[Sample]]) -> list[Sample]:
+    """Order samples so that every stretch holds each task in proportion to its size.
+
+    The time left then settles early, a run cut short has something of every task, and shards cost
+    alike.
+    """
+    placed = [
+        ((i + 0.5) / len(samples), samples[i]) for samples in tasks for i in range(len(samples))
+    ]
+    return [sample for _, sample in sorted(placed, key=lambda pair: pair[0])]
 
 
 def _results(
@@ -109,18 +120,22 @@ def _results(
     sample: Sample,
     variants: Sequence[Variant],
     progress: Progress,
+    take: Capture,
 ) -> Iterator[Record]:
     """Yield the record of each variant of one sample, from one prefill."""
-    progress.phase("prompt", f"{sample.task.name} {sample.id[:12]}")
+    progress.phase("prompt")
     prompt = _prompt(plan, model, sample)
     head, feed = split_prompt(prompt, plan.protocol)
-    stop = _stop(plan.protocol, sample.task, model)
-    width = plan.decode_width or len(plan.variants)
-    for first in range(0, len(variants), width):
-        batch = variants[first : first + width]
-        outcomes = _outcomes(model, sample, head, feed, stop, width, batch, progress.phase)
-        for outcome in outcomes:
-            yield _record(plan, model, sample, prompt, len(head), width, outcome)
+    work = Work(
+        sample=sample,
+        head=head,
+        feed=feed,
+        stop=_stop(plan.protocol, sample.task, model),
+        width=plan.decode_width or len(plan.variants),
+        memory_bytes=plan.memory_bytes or int(free_bytes(model.device) * SHARE_OF_FREE),
+    )
+    for outcome in evaluate(model, work, variants, progress, take):
+        yield _record(plan, model, prompt, work, outcome)
 
 
 def _prompt(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
@@ -161,108 +176,16 @@ def _stop(protocol: Protocol, task: Task, model: LoadedModel) -> Stop:
     return Stop(frozenset(ids), task.max_new_tokens, protocol.min_tokens(task))
 
 
-def _outcomes(
-    model: LoadedModel,
-    sample: Sample,
-    head: Sequence[int],
-    feed: Sequence[int],
-    stop: Stop,
-    width: int,
-    variants: Sequence[Variant],
-    show: Callable[[str], None],
-) -> list[_Outcome]:
-    """Prefill once, compress for each variant, decode all as one batch.
-
-    Variants that prune during the prefill have one of their own; all decode together.
-    """
-    prefills: dict[PruningPlan | None, list[Variant]] = {}
-    for variant in variants:
-        plan = variant.method.prefill_plan(len(head), model.geometry.layers, variant.budget)
-        prefills.setdefault(plan, []).append(variant)
-    failed: dict[str, _Outcome] = {}
-    ready: list[_Outcome] = []
-    caches: list[Compressed] = []
-    logits: list[torch.Tensor] = []
-    for plan, sharing in prefills.items():
-        show("prefill")
-        started = time.perf_counter()
-        try:
-            prefill = _prefilled(model, sample, head, plan, sharing)
-        except Exception as error:
-            told = _told(error, "prefill", head)
-            failed |= {v.label: _Outcome(v, error=told) for v in sharing}
-            continue
-        capture_s = time.perf_counter() - started
-        for variant in sharing:
-            show(f"compress {variant.label}")
-            try:
-                caches.append(_compressed(variant, prefill, capture_s, ready))
-            except Exception as error:
-                failed[variant.label] = _Outcome(variant, error=_told(error, "compress", head))
-            else:
-                logits.append(prefill.last_logits)
-        # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
-        del prefill
-
-    show("decode")
-    started = time.perf_counter()
-    try:
-        first = torch.stack(logits) if logits else None
-        written = decode(model, caches, len(head), stop, first_logits=first, feed=feed, width=width)
-    except Exception as error:
-        told = _told(error, "decode", head)
-        return [failed.get(v.label) or _Outcome(v, error=told) for v in variants]
-    decode_s = time.perf_counter() - started
-    done = {
-        outcome.variant.label: replace(outcome, generation=generation, decode_s=decode_s)
-        for outcome, generation in zip(ready, written, strict=True)
-    }
-    return [done.get(v.label) or failed[v.label] for v in variants]
-
-
-def _prefilled(
-    model: LoadedModel,
-    sample: Sample,
-    head: Sequence[int],
-    plan: PruningPlan | None,
-    variants: Sequence[Variant],
-) -> Prefill:
-    """The prefill that these variants share."""
-    needs = reduce(or_, (v.method.needs for v in variants), Needs())
-    types = task_types(needs.classifiers, sample)
-    return replace(capture(model, torch.tensor(head), needs, plan), task_types=types)
-
-
-def _compressed(
-    variant: Variant, prefill: Prefill, capture_s: float, ready: list[_Outcome]
-) -> Compressed:
-    """Compress for one variant; what was measured joins `ready`."""
-    started = time.perf_counter()
-    with torch.inference_mode():
-        cache = fit(variant.method, prefill, variant.budget)
-    compress_s = time.perf_counter() - started
-    weights = ledger(prefill, cache)
-    ready.append(_Outcome(variant, None, None, weights, cache.facts, capture_s, compress_s))
-    return cache
-
-
-def _told(error: Exception, phase: str, head: Sequence[int]) -> str:
-    """One line of what went wrong where, for the record."""
-    reason = " ".join(str(error).split())[:400] or "no message"
-    return f"{phase} of {len(head)} tokens: {type(error).__name__}: {reason}"
-
-
 def _record(
     plan: Plan,
     model: LoadedModel,
-    sample: Sample,
     prompt: Prompt,
-    prefill_tokens: int,
-    width: int,
-    outcome: _Outcome,
+    work: Work,
+    outcome: Outcome,
 ) -> Record:
     """Score one outcome and put everything known about it into a record."""
-    task, variant = sample.task, outcome.variant
+    sample, variant = work.sample, outcome.variant
+    task = sample.task
     prediction, scores, parts = None, {}, {}
     weights, generation = outcome.ledger, outcome.generation
     if generation is not None and weights is not None:
@@ -291,7 +214,7 @@ def _record(
         budget_unit="tokens" if budget.fraction is None else "fraction",
         query_aware=plan.protocol.query_aware,
         prompt_tokens=len(prompt),
-        prefill_tokens=prefill_tokens,
+        prefill_tokens=len(work.head),
         tokens_cut=prompt.tokens_cut,
         prediction=prediction,
         generated_tokens=None if generation is None else len(generation.ids),
@@ -301,7 +224,7 @@ def _record(
         score=next(iter(scores.values()), None),
         scores=scores,
         facts=dict(outcome.facts or {}),
-        decode_width=width if generation is not None else None,
+        decode_width=work.width if generation is not None else None,
         capture_s=outcome.capture_s,
         compress_s=outcome.compress_s,
         decode_s=outcome.decode_s,

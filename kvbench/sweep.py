@@ -22,6 +22,7 @@ from hydra.core.plugins import Plugins
 from hydra.core.utils import JobReturn, JobStatus
 from hydra.errors import HydraException
 from hydra.plugins.launcher import Launcher
+from hydra.plugins.plugin import Plugin
 from hydra.plugins.sweeper import Sweeper
 from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
@@ -31,6 +32,7 @@ from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, plan_from_config
+from kvbench.ray_launcher import RayLauncher
 
 if TYPE_CHECKING:
     from kvbench.run import Summary
@@ -47,7 +49,9 @@ def run_words(words: Sequence[str]) -> None:
     """
     # Hydra takes plugins from the namespace package hydra_plugins only; this name needs no such
     # package beside ours.
-    Plugins.instance().class_name_to_class["hydra_plugins.kvbench.VariantSweeper"] = VariantSweeper
+    ours: tuple[type[Plugin], ...] = (VariantSweeper, RayLauncher)
+    for plugin in ours:
+        Plugins.instance().class_name_to_class[f"hydra_plugins.kvbench.{plugin.__name__}"] = plugin
     entry = hydra.main(config_path="pkg://kvbench.conf", config_name="config", version_base="1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
@@ -101,6 +105,7 @@ class VariantSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         swept = hydra_words(f"{axis}={values}" for axis, values in self.params.items())
         jobs = folded_jobs(parser.parse_overrides(swept + arguments))
+        jobs = dealt(jobs, getattr(self.launcher, "shards", 1))
         plans = [self._plan(job) for job in jobs]
         returns: Sequence[JobReturn] = self.launcher.launch(jobs, initial_job_idx=0)
         for job_return in returns:
@@ -129,6 +134,8 @@ def _say_what_was_done(folders: Sequence[Path], summaries: Sequence[Summary]) ->
             f"{folder}: {computed} results recorded, {failed} of them failed, {known} known before;"
             f" kvbench report {folder}"
         )
+        if before := sum(s.failed_before for s in here):
+            print(f"{before} results failed before: --retry-failed computes them again")
     if any(s.failed for s in summaries):
         sys.exit(1)
 
@@ -159,6 +166,23 @@ def folded_jobs(overrides: Sequence[Override]) -> list[list[str]]:
         variants = [list(v) for v in itertools.product(*of_variants)]
         of_jobs.append([f"variants=[{','.join(_quoted_list(v) for v in variants)}]"])
     return [list(job) for job in itertools.product(*of_jobs)]
+
+
+def dealt(jobs: Sequence[list[str]], shards: int) -> list[list[str]]:
+    """Deal the samples of every job into `shards` jobs, unless it says how many itself.
+
+    A job's own `shards=4` counts, or nothing does where it names its `shard`.
+    """
+    found = []
+    for job in jobs:
+        words = dict(word.split("=", 1) for word in job if word.startswith(("shard=", "shards=")))
+        count = words.get("shards", str(shards))
+        if "shard" in words or not count.isdecimal() or int(count) < 2:
+            found.append(job)
+        else:
+            others = [word for word in job if not word.startswith("shards=")]
+            found += [[*others, f"shards={count}", f"shard={i}"] for i in range(int(count))]
+    return found
 
 
 def _is_variant_axis(key: str) -> bool:

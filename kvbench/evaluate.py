@@ -1,0 +1,223 @@
+"""One sample under all its variants: prefill once, compress for each, decode together.
+
+A failure costs the variants it meets and no other. Knows nothing of scores or records.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from kvbench.cache.store import Compressed
+from kvbench.capture import capture
+from kvbench.classifier import task_types
+from kvbench.decode import Generation, Stop, decode
+from kvbench.fit import fit
+from kvbench.ledger import Ledger, ledger
+from kvbench.memory import decode_bytes, is_out_of_memory, prefill_bytes, shown_bytes
+from kvbench.method import Needs
+from kvbench.model import LoadedModel
+from kvbench.plan import Variant
+from kvbench.prefill import Prefill
+from kvbench.pruning import PruningPlan
+from kvbench.tasks.task import Sample
+
+Capture = Callable[[LoadedModel, Tensor, Needs, "PruningPlan | None"], Prefill]
+"""What makes a prefill: `kvbench.capture.capture`, or something that remembers its results."""
+
+
+class Watcher(Protocol):
+    """Whoever is told what is being computed."""
+
+    def phase(self, name: str) -> None:
+        """Something else begins: `prefill`, `compress snapkv@0.2`, `decode`."""
+
+    def generated(self, tokens: int) -> None:
+        """So many more tokens are generated."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """One sample as the model is to compute it."""
+
+    sample: Sample
+    head: tuple[int, ...]
+    """Token ids prefilled and compressed; at least one."""
+    feed: tuple[int, ...]
+    """Token ids fed after compression."""
+    stop: Stop
+    width: int
+    """V, rows of every decode batch."""
+    memory_bytes: int
+    """What prefill and decode batches may take beside the model."""
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens that follow compression at most."""
+        return len(self.feed) + self.stop.max_new_tokens
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one variant came to."""
+
+    variant: Variant
+    error: str | None = None
+    """What went wrong, in one line; the fields below are then None as far as it did not get."""
+    generation: Generation | None = None
+    ledger: Ledger | None = None
+    facts: Mapping[str, Any] | None = None
+    capture_s: float | None = None
+    compress_s: float | None = None
+    decode_s: float | None = None
+
+
+@dataclass(frozen=True)
+class _Ready:
+    """A variant that waits to be decoded."""
+
+    outcome: Outcome
+    cache: Compressed
+    logits: Tensor
+    nbytes: int
+    """Of the rows it will be decoded from."""
+
+
+def evaluate(
+    model: LoadedModel,
+    work: Work,
+    variants: Sequence[Variant],
+    watch: Watcher,
+    take: Capture = capture,
+) -> Iterator[Outcome]:
+    """Yield what each variant came to, once each, from one prefill.
+
+    Variants that prune during the prefill have one of their own; all decode together, as far as
+    the width and the memory allow.
+    """
+    waiting: list[_Ready] = []
+    for plan, sharing in _by_prefill(model, work, variants).items():
+        watch.phase("prefill")
+        started = time.perf_counter()
+        try:
+            prefill = _prefilled(model, work, plan, sharing, take)
+        except Exception as error:
+            told = _told(error, "prefill", work)
+            yield from (Outcome(variant, error=told) for variant in sharing)
+            continue
+        capture_s = time.perf_counter() - started
+        for variant in sharing:
+            watch.phase(f"compress {variant.label}")
+            try:
+                ready = _compressed(model, work, variant, prefill, capture_s)
+            except Exception as error:
+                yield Outcome(variant, error=_told(error, "compress", work))
+                continue
+            taken = prefill.nbytes + ready.nbytes + sum(r.nbytes for r in waiting)
+            if waiting and (taken > work.memory_bytes or len(waiting) == work.width):
+                yield from _decoded(model, work, waiting, watch)
+            waiting.append(ready)
+            del ready
+        # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
+        del prefill
+    if waiting:
+        yield from _decoded(model, work, waiting, watch)
+
+
+def _by_prefill(
+    model: LoadedModel, work: Work, variants: Sequence[Variant]
+) -> dict[PruningPlan | None, list[Variant]]:
+    """The variants that share each prefill; None is the ordinary one."""
+    sharing: dict[PruningPlan | None, list[Variant]] = {}
+    for variant in variants:
+        plan = variant.method.prefill_plan(len(work.head), model.geometry.layers, variant.budget)
+        sharing.setdefault(plan, []).append(variant)
+    return sharing
+
+
+def _prefilled(
+    model: LoadedModel,
+    work: Work,
+    plan: PruningPlan | None,
+    variants: Sequence[Variant],
+    take: Capture,
+) -> Prefill:
+    """The prefill that these variants share.
+
+    Raises:
+        MemoryError: it would need more than the work may take.
+    """
+    needs = reduce(or_, (v.method.needs for v in variants), Needs())
+    needed = prefill_bytes(model, len(work.head), needs)
+    if plan is None and needed > work.memory_bytes:
+        raise MemoryError(
+            f"needs about {shown_bytes(needed)}, {shown_bytes(work.memory_bytes)} may be taken"
+        )
+    types = task_types(needs.classifiers, work.sample)
+    return replace(take(model, torch.tensor(work.head), needs, plan), task_types=types)
+
+
+def _compressed(
+    model: LoadedModel, work: Work, variant: Variant, prefill: Prefill, capture_s: float
+) -> _Ready:
+    """Compress for one variant and weigh what it holds."""
+    started = time.perf_counter()
+    with torch.inference_mode():
+        cache = fit(variant.method, prefill, variant.budget)
+    outcome = Outcome(
+        variant,
+        ledger=ledger(prefill, cache),
+        facts=cache.facts,
+        capture_s=capture_s,
+        compress_s=time.perf_counter() - started,
+    )
+    nbytes = decode_bytes(cache, work.later_tokens, model)
+    return _Ready(outcome, cache, prefill.last_logits, nbytes)
+
+
+def _decoded(
+    model: LoadedModel, work: Work, waiting: list[_Ready], watch: Watcher
+) -> Iterator[Outcome]:
+    """Decode those that wait as one batch; `waiting` is emptied."""
+    outcomes = [ready.outcome for ready in waiting]
+    caches = [ready.cache for ready in waiting]
+    logits = torch.stack([ready.logits for ready in waiting])
+    waiting.clear()  # nobody else holds the caches then, and `decode` frees them one by one
+    watch.phase("decode")
+    started = time.perf_counter()
+    try:
+        written = decode(
+            model,
+            caches,
+            len(work.head),
+            work.stop,
+            first_logits=logits,
+            feed=work.feed,
+            width=work.width,
+            on_token=watch.generated,
+        )
+    except Exception as error:
+        told = _told(error, "decode", work)
+        yield from (replace(outcome, error=told) for outcome in outcomes)
+        return
+    decode_s = time.perf_counter() - started
+    for outcome, generation in zip(outcomes, written, strict=True):
+        yield replace(outcome, generation=generation, decode_s=decode_s)
+
+
+def _told(error: Exception, phase: str, work: Work) -> str:
+    """One line of what went wrong where, for the record; memory that ran out is freed."""
+    reason = " ".join(str(error).split())[:400] or "no message"
+    name = type(error).__name__
+    if is_out_of_memory(error):
+        name = "out of memory"
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+    return f"{phase} of {len(work.head)} tokens: {name}: {reason}"

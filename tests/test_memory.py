@@ -1,0 +1,132 @@
+"""Byte estimates, sizes as users write them, and runs under a byte limit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import one_line
+
+from kvbench.budget import Budget
+from kvbench.cache.store import Compressed
+from kvbench.capture import capture
+from kvbench.decode import _Rows
+from kvbench.errors import UserError
+from kvbench.memory import decode_bytes, parsed_bytes, prefill_bytes, shown_bytes
+from kvbench.method import Needs
+from kvbench.methods.adakv import AdaKV
+from kvbench.methods.snapkv import SnapKV
+from kvbench.methods.spindlekv import SpindleKV
+from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.prefill import Prefill
+from kvbench.record import distinct, read_shards
+from kvbench.sweep import run_words
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("8GiB", 8 * 2**30), ("500M", 500 * 2**20), ("1.5 KB", 1536), (4096, 4096), (None, None)],
+)
+def test_a_size_is_read_as_users_write_it(text, size):
+    assert parsed_bytes("memory", text) == size
+
+
+@pytest.mark.parametrize("text", ["much", "-1GiB", "0", "8 PB", True, "GiB"])
+def test_what_is_no_size_is_one_line(text):
+    with pytest.raises(UserError) as refused:
+        parsed_bytes("memory", text)
+    assert f"memory={text}" in one_line(refused)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(17, "17 bytes"), (2048, "2.0 KiB"), (3 * 2**29, "1.5 GiB"), (2**41, "2048.0 GiB")],
+)
+def test_a_size_is_shown_in_the_unit_that_fits(size, text):
+    assert shown_bytes(size) == text
+
+
+def _held(prefill: Prefill) -> int:
+    """Bytes of every tensor of a capture, each counted once."""
+    tensors = [prefill.last_logits]
+    for s in prefill.layers:
+        tensors += [s.k, s.v, s.q_win, s.k_pre, s.column_sums, *s.reconstructions.values()]
+        tensors += [t for m in s.query_statistics.values() for t in (m.mean, m.covariance)]
+    return sum(t.nbytes for t in tensors if t is not None)
+
+
+@pytest.mark.parametrize(
+    "needs",
+    [
+        Needs(),
+        Needs(window=32),
+        Needs(window=8, pre_rope_keys=True, column_sums=True),
+        Needs(query_statistics=frozenset({4})),
+    ],
+    ids=str,
+)
+def test_a_prefill_is_estimated_above_what_it_keeps_and_within_one_layers_activations(tiny, needs):
+    tokens = 257
+    kept = _held(capture(tiny, torch.arange(tokens) % 256, needs))
+    config = tiny.network.config
+    passing = 4 * tokens * (2 * config.hidden_size + 3 * config.intermediate_size)
+    logits = 4 * config.vocab_size
+    assert kept - logits < prefill_bytes(tiny, tokens, needs) <= kept + passing
+
+
+@pytest.mark.parametrize("method", [SnapKV(), StreamingLLM(), AdaKV(), SpindleKV()], ids=repr)
+def test_decoding_takes_the_bytes_that_were_said(tiny, method):
+    prefill = capture(tiny, torch.arange(130) % 256, method.needs)
+    cache = method.compress(prefill, Budget(fraction=0.3))
+    said = decode_bytes(cache, 16, tiny)
+    rows = _Rows([Compressed(cache.layers)], tiny.geometry.kv_heads, 16)
+    taken = sum(t.nbytes for gs in rows._layers for g in gs for b in g._buffers for t in b[:3])
+    assert said == taken
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A short and a long record of one task."""
+    folder = tmp_path / "data"
+    folder.mkdir()
+    lines = []
+    for i, days in enumerate((4, 16)):
+        story = " ".join(f"On day {d} the clerk wrote {d * i}." for d in range(days))
+        asked = {"input": "What?", "context": story, "answers": ["9"], "all_classes": None}
+        told = {"_id": str(i), "length": 9, "dataset": "qasper", "language": "en"}
+        lines.append(json.dumps({**asked, **told}))
+    (folder / "qasper.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return folder
+
+
+def _records(data: Path, out: Path, *words: str) -> dict[tuple[str, str], object]:
+    base = ["model=tiny-random", "model.device=cpu", f"data={data}", f"out={out}", "task=qasper"]
+    try:
+        run_words([*base, "method=snapkv,streamingllm,adakv", "budget=0.5,0.7,0.9", *words])
+    except SystemExit as ended:
+        assert ended.code == 1
+    return {(r.variant, r.sample): r for _, r in distinct(read_shards(out))}
+
+
+def test_a_byte_limit_splits_the_batch_and_changes_no_answer(data, tmp_path):
+    whole = _records(data, tmp_path / "whole")
+    split = _records(data, tmp_path / "split", "memory=4500KiB")
+    assert whole.keys() == split.keys()
+    for key, record in whole.items():
+        assert record.error is None and split[key].error is None
+        assert record.prediction == split[key].prediction
+        assert record.decode_width == split[key].decode_width == 10
+    decoded = {r.decode_s for (_, sample), r in split.items() if sample == "1"}
+    assert len(decoded) > 1, "the long sample takes more than one batch"
+    assert len({r.decode_s for (_, sample), r in whole.items() if sample == "1"}) == 1
+
+
+def test_a_sample_that_does_not_fit_is_recorded_with_its_size_and_the_run_goes_on(data, tmp_path):
+    found = _records(data, tmp_path / "run", "memory=3MiB")
+    assert all(r.error is None for (_, sample), r in found.items() if sample == "0")
+    for (_, sample), record in found.items():
+        if sample == "1":
+            assert record.error.startswith(f"prefill of {record.prefill_tokens} tokens: out of mem")
+            assert "3.0 MiB may be taken" in record.error
