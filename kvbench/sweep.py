@@ -11,10 +11,12 @@ import itertools
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hydra
+from hydra.core.config_store import ConfigStore
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
@@ -33,6 +35,7 @@ from kvbench.hydra_errors import one_line
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, plan_from_config
 from kvbench.ray_launcher import RayLauncher
+from kvbench.suggest import did_you_mean
 
 if TYPE_CHECKING:
     from kvbench.run import Summary
@@ -56,6 +59,7 @@ def run_words(words: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
     words = hydra_words(words)
+    _check_launcher(words)
     sys.argv = ["kvbench run", *words]  # where Hydra reads them
     try:
         entry(run_job)()
@@ -65,6 +69,32 @@ def run_words(words: Sequence[str]) -> None:
         raise UserError(" ".join(str(error).split())) from error
     finally:
         sys.argv = arguments
+
+
+def _check_launcher(words: Sequence[str]) -> None:
+    """Refuse a launcher that is not there: Hydra would complain of something else.
+
+    Raises:
+        UserError: naming it, and the remedy.
+    """
+    registered = {Path(name).stem for name in ConfigStore.instance().list("hydra/launcher")}
+    shipped = {
+        Path(path.name).stem
+        for path in files("kvbench.conf").joinpath("hydra", "launcher").iterdir()
+    }
+    for word in words:
+        group, _, name = word.partition("=")
+        if group != "hydra/launcher":
+            continue
+        if name not in registered | shipped:
+            raise UserError(
+                f"launcher={name} is unknown: {did_you_mean(name, registered | shipped)}"
+            )
+        if name == "slurm" and "submitit_slurm" not in registered:
+            raise UserError(
+                "launcher=slurm needs hydra-submitit-launcher, which is not installed:"
+                " pip install 'kvbench[slurm]'"
+            )
 
 
 def run_job(config: DictConfig) -> Summary:
