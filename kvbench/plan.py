@@ -174,16 +174,8 @@ def record_key(plan: Plan, variant: Variant, sample: Sample) -> str:
     limits, the sample's content, the method with its fields, code and budget. It does not cover
     where records go, what else is run, or the scoring code (records can be scored again).
     """
-    constant = plan.digest + variant.digest + _task_digest(sample.task)
-    content = [sample.id, sample.context, sample.input, sample.answers, scored_fields(sample)]
-    # A sample is JSON as read, so its text is its identity and needs no normal form.
-    text = json.dumps(content, sort_keys=True, allow_nan=False)
-    return hashlib.blake2b((constant + text).encode(), digest_size=16).hexdigest()
-
-
-def scored_fields(sample: Sample) -> dict[str, Any]:
-    """What scoring may read of a sample beside its answers, such as all_classes."""
-    return {k: v for k, v in sample.fields.items() if k not in ("context", "input", "answers")}
+    parts = plan.digest + variant.digest + _task_digest(sample.task) + sample.digest
+    return hashlib.blake2b(parts.encode(), digest_size=16).hexdigest()
 
 
 def fingerprint(parts: object) -> str:

@@ -18,7 +18,7 @@ from kvbench.interruption import Interruption
 from kvbench.ledger import Ledger
 from kvbench.memory import SHARE_OF_FREE, free_bytes
 from kvbench.model import LoadedModel, load
-from kvbench.plan import Plan, Protocol, Variant, record_key, scored_fields
+from kvbench.plan import Plan, Protocol, Variant, record_key
 from kvbench.progress import Progress
 from kvbench.prompt import Prompt, PromptRules, render
 from kvbench.record import Record, Writer, done_keys, failed_keys, now, run_header
@@ -59,7 +59,7 @@ def execute(plan: Plan) -> Summary:
     }
     mine = interleaved(list(samples.values()))[plan.shard :: plan.shards]
     failures = frozenset() if plan.retry_failed else failed_keys(plan.out)
-    todo, failed_before = _missing(plan, mine, done_keys(plan.out), failures)
+    todo, failed_before = missing_results(plan, mine, done_keys(plan.out), failures)
     total = sum(len(missing) for _, missing in todo)
     known = len(mine) * len(plan.variants) - total
     if not todo:
@@ -89,10 +89,21 @@ def execute(plan: Plan) -> Summary:
     return Summary(total, failed, known, failed_before)
 
 
-def _missing(
+def missing_results(
     plan: Plan, samples: Sequence[Sample], done: Set[str], failed: Set[str]
 ) -> tuple[list[tuple[Sample, list[Variant]]], int]:
-    """The variants each sample lacks, and how many results are left out because they failed."""
+    """What is to be computed of a plan's samples.
+
+    Args:
+        plan: names the variants.
+        samples: in the order they will run.
+        done: keys of results that are there.
+        failed: keys of failures that are not to be tried again.
+
+    Returns:
+        Each sample that lacks something with the variants it lacks, and how many results are left
+        out because they failed.
+    """
     todo, left_out = [], 0
     for sample in samples:
         keys = {record_key(plan, variant, sample): variant for variant in plan.variants}
@@ -219,7 +230,7 @@ def _record(
         prediction=prediction,
         generated_tokens=None if generation is None else len(generation.ids),
         answers=list(sample.answers),
-        scored_fields=scored_fields(sample),
+        scored_fields=sample.scored_fields,
         metric=next(iter(scores), None),
         score=next(iter(scores.values()), None),
         scores=scores,

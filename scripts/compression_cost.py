@@ -23,6 +23,7 @@ from typing import TypeVar
 
 import hydra
 import torch
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 
 from kvbench import provenance
@@ -35,6 +36,7 @@ from kvbench.method import Method, Needs
 from kvbench.model import LoadedModel, load
 from kvbench.plan import Plan, plan_from_config
 from kvbench.pruning import PruningPlan
+from kvbench.sweep import folded_jobs
 from kvbench.tasks.longbench import LongBench
 
 T = TypeVar("T")
@@ -115,8 +117,9 @@ def costs(
 
 
 def planned(words: list[str]) -> Plan:
-    """The plan of a command line."""
-    return plan_from_config(hydra.compose("config", words), words)
+    """The plan of a command line of one job, with Hydra initialised."""
+    (job,) = folded_jobs(OverridesParser.create().parse_overrides(words))
+    return plan_from_config(hydra.compose("config", job), job)
 
 
 def main() -> None:

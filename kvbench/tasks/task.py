@@ -5,8 +5,11 @@ Knows nothing of models, tokenizers or caches.
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 
@@ -53,3 +56,16 @@ class Sample:
     """References; a prediction is worth its best score over them."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further record fields, e.g. `all_classes`, `length`, `language`."""
+
+    @property
+    def scored_fields(self) -> dict[str, Any]:
+        """What scoring may read beside the answers, such as all_classes."""
+        return {k: v for k, v in self.fields.items() if k not in ("context", "input", "answers")}
+
+    @cached_property
+    def digest(self) -> str:
+        """Fingerprint of the content; taken once, however many variants ask for it."""
+        content = [self.id, self.context, self.input, self.answers, self.scored_fields]
+        # A sample is JSON as read, so its text is its identity and needs no normal form.
+        text = json.dumps(content, sort_keys=True, allow_nan=False)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

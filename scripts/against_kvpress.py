@@ -1,0 +1,170 @@
+"""CPU seconds of one sweep, kvpress 0.5.5 against kvbench: 4 methods x 4 budgets, 32 new tokens.
+
+    python scripts/against_kvpress.py --kvpress kvpress-env/bin/python --tokens 1024,2048
+
+kvpress runs in its own environment (scripts/kvpress_fixture.py says how to make it), a prefill for
+each configuration, as its pipeline does. Both sides read the same model folder and the same prompt,
+float32, on one thread; loading is not counted. The sides take turns; medians are compared. The
+tokens that FullKV, StreamingLLM and SnapKV generate must be the same on both sides.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+BUDGETS = (0.1, 0.2, 0.3, 0.5)
+NEW_TOKENS = 32
+PRESSES = {
+    "streamingllm": ("StreamingLLMPress", {"n_sink": 4}),
+    "snapkv_kvpress": ("SnapKVPress", {}),
+    "knorm": ("KnormPress", {}),
+    "tova": ("TOVAPress", {}),
+}
+"""kvbench's choice -> kvpress's class and settings; the conformance tests show the same rows."""
+SAME_TOKENS = ("fullkv", "streamingllm", "snapkv_kvpress")
+
+Measured = dict[str, Any]
+"""`seconds` of the 16 configurations, and `ids`: label -> generated token ids, FullKV's too."""
+
+
+def kvpress_side(folder: str, ids: list[int]) -> Measured:
+    """One prefill and one greedy generation for each configuration; needs kvpress alone."""
+    import kvpress
+    import torch
+    from transformers import AutoModelForCausalLM, DynamicCache
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompt = torch.tensor([ids])
+
+    def generated(press: Any) -> list[int]:
+        cache = DynamicCache()
+        with torch.inference_mode():
+            if press is None:
+                output = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
+            else:
+                with press(model):
+                    output = model(input_ids=prompt, past_key_values=cache, logits_to_keep=1)
+            found = [int(output.logits[0, -1].argmax())]
+            for position in range(len(ids), len(ids) + NEW_TOKENS - 1):
+                output = model(
+                    input_ids=torch.tensor([[found[-1]]]),
+                    past_key_values=cache,
+                    position_ids=torch.tensor([[position]]),
+                )
+                found.append(int(output.logits[0, -1].argmax()))
+        return found
+
+    found = {"fullkv": generated(None)}
+    started = time.process_time()
+    for name, (press, settings) in PRESSES.items():
+        for budget in BUDGETS:
+            made = getattr(kvpress, press)(compression_ratio=1 - budget, **settings)
+            found[f"{name}@{budget}"] = generated(made)
+    return {"seconds": time.process_time() - started, "ids": found}
+
+
+def kvbench_side(model: Any, variants: Any, ids: list[int]) -> Measured:
+    """One prefill and one batch for all configurations."""
+    from sweep_cost import Silent, any_sample
+
+    from kvbench.decode import Stop
+    from kvbench.evaluate import Work, evaluate
+    from kvbench.memory import free_bytes
+
+    stop = Stop(frozenset(), NEW_TOKENS)
+
+    def outcomes(some: Any) -> dict[str, list[int]]:
+        work = Work(any_sample(), tuple(ids), (), stop, len(some), free_bytes(model.device))
+        done = list(evaluate(model, work, some, Silent()))
+        assert all(outcome.error is None for outcome in done), done
+        return {o.variant.label: list(o.generation.ids) for o in done if o.generation}
+
+    found = outcomes(variants[:1])
+    started = time.process_time()
+    found |= outcomes(variants[1:])
+    return {"seconds": time.process_time() - started, "ids": found}
+
+
+def in_kvpress(python: str, folder: str, ids: list[int]) -> Measured:
+    """`kvpress_side` in its own environment."""
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as job:
+        json.dump({"folder": folder, "ids": ids}, job)
+        job.flush()
+        command = [python, __file__, "--kvpress-side", job.name]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=environment
+        )
+    measured: Measured = json.loads(done.stdout)
+    return measured
+
+
+def compare(python: str, tokens: list[int], repeat: int) -> bool:
+    """Print both sides and their quotient; whether the tokens agree."""
+    import torch
+    from compression_cost import planned, prompt_ids
+    from hydra import initialize_config_module
+
+    from kvbench import provenance
+    from kvbench.model import load
+
+    torch.set_num_threads(1)
+    swept = [f"method={','.join(PRESSES)}", f"budget={','.join(map(str, BUDGETS))}"]
+    with initialize_config_module("kvbench.conf", version_base="1.3"):
+        plan = planned(["model=smollm2-135m", *swept])
+    model = load(plan.model)
+    folder = model.network.config._name_or_path
+    print(
+        f"{plan.model.name}, {model.network.dtype}, {provenance.machine('cpu')['cpu']}, 1 thread,"
+    )
+    print(f"{len(PRESSES)} methods x {len(BUDGETS)} budgets, {NEW_TOKENS} new tokens,")
+    print(f"medians of {repeat}; CPU seconds")
+    agree = True
+    for count in tokens:
+        ids = prompt_ids(model, count).tolist()
+        theirs, ours = [], []
+        for _ in range(repeat):
+            theirs.append(in_kvpress(python, folder, ids))
+            ours.append(kvbench_side(model, plan.variants, ids))
+        for label, mine in ours[0]["ids"].items():
+            if label.split("@")[0] in SAME_TOKENS and mine != theirs[0]["ids"][label]:
+                agree = False
+                print(f"{label} generates other tokens")
+        they, we = (median(m["seconds"] for m in side) for side in (theirs, ours))
+        print(f"{count} tokens: kvpress {they:.1f}, kvbench {we:.1f}, quotient {they / we:.1f}")
+    print("FullKV, StreamingLLM and SnapKV:", "the same tokens" if agree else "OTHER TOKENS")
+    return agree
+
+
+def main() -> None:
+    """Compare, or be kvpress's side."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kvpress", metavar="PYTHON", help="interpreter of kvpress's environment")
+    parser.add_argument("--tokens", default="1024,2048", help="prompt lengths, with commas")
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--kvpress-side", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.kvpress_side:
+        job = json.loads(arguments.kvpress_side.read_text())
+        print(json.dumps(kvpress_side(**job)))
+        return
+    if not arguments.kvpress:
+        parser.error("give --kvpress PYTHON, the interpreter of kvpress's environment")
+    tokens = [int(text) for text in arguments.tokens.split(",")]
+    sys.exit(0 if compare(arguments.kvpress, tokens, arguments.repeat) else 1)
+
+
+if __name__ == "__main__":
+    main()
