@@ -1,0 +1,297 @@
+"""The model that lm-eval calls: its Hugging Face model's text handling, kvbench's cache.
+
+Tokenising, chat templates, truncation from the left, stop texts and defaults are lm-eval's own;
+how a prompt is run is `kvbench.lmeval.answers`.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean
+from typing import Any
+
+import hydra
+from hydra.errors import HydraException
+from lm_eval.api.registry import register_model
+from lm_eval.models.huggingface import HFLM
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
+from tqdm import tqdm
+
+from kvbench.decode import Stop
+from kvbench.errors import UserError
+from kvbench.hydra_errors import one_line
+from kvbench.lmeval.answers import Answer, generated, scored
+from kvbench.model import load
+from kvbench.overrides import hydra_words
+from kvbench.plan import Plan, Variant, fingerprint, plan_from_config
+from kvbench.tasks.task import Sample, Task
+
+ROLLING_REFUSED = (
+    "rolling log-likelihood scores a text from its first token on: there is no context to compress"
+)
+
+_GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
+_WITHOUT_EFFECT = ("top_p", "top_k", "use_cache")  # on greedy decoding
+
+
+@dataclass(frozen=True)
+class Request:
+    """What lm-eval asks."""
+
+    context: str
+    continuation: str | None = None
+    """Text to score; None: generate."""
+    settings: Mapping[str, Any] | None = None
+    """lm-eval's generation settings of a generation."""
+
+    def key(self, plan: Plan, variant: Variant) -> str:
+        """Fingerprint of everything that can change a variant's answer."""
+        return fingerprint([plan.digest, variant.digest, asdict(self)])
+
+
+@register_model("kvbench")
+class KVBench(HFLM):  # type: ignore[misc]
+    """A model whose cache is compressed after each context is prefilled.
+
+    It computes a request for all variants of its plan at once and answers with those of `variant`.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        known: Mapping[str, Answer] | None = None,
+        keep: Callable[[str, Answer], None] = lambda key, answer: None,
+    ) -> None:
+        """Load the plan's model.
+
+        Args:
+            plan: model, variants and `first_token`.
+            known: answers computed before, by `Request.key`.
+            keep: told every new answer.
+
+        Raises:
+            UserError: the model cannot be loaded.
+        """
+        self.plan = plan
+        self.loaded = load(plan.model)
+        logger = logging.getLogger("lm_eval.models.huggingface")
+        level = logger.level
+        logger.setLevel(logging.ERROR)  # it warns of a model that is in memory already
+        super().__init__(
+            pretrained=self.loaded.network,
+            tokenizer=copy.deepcopy(self.loaded.tokenizer),  # it may be given a padding token
+            max_length=self.loaded.geometry.context,
+            batch_size=1,
+        )
+        logger.setLevel(level)
+        self.variant = plan.variants[-1]
+        self.answers = dict(known or {})
+        self._keep = keep
+
+    @classmethod
+    def create_from_arg_obj(
+        cls, arg_dict: Mapping[str, Any], additional_config: Mapping[str, Any] | None = None
+    ) -> KVBench:
+        """Make one of `--model_args`: kvbench's words, such as method=snapkv,budget=0.2."""
+        device = (additional_config or {}).get("device")
+        words = [f"{key}={_spelt(value)}" for key, value in arg_dict.items()]
+        if device is not None:
+            words.append(f"model.device={device}")
+        return cls(plan_of_words(words))
+
+    @classmethod
+    def create_from_arg_string(
+        cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
+    ) -> KVBench:
+        """As `create_from_arg_obj`, of one string."""
+        pairs = (word.partition("=") for word in arg_string.split(",") if word)
+        return cls.create_from_arg_obj({k: v for k, _, v in pairs}, additional_config)
+
+    def answer(self, request: Request, variant: Variant) -> Answer | None:
+        """What a variant answered to a request, if it did."""
+        return self.answers.get(request.key(self.plan, variant))
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        """Generate greedily until a stop text, one prompt at a time."""
+        asked = [generation_request(instance.args) for instance in requests]
+        for request, instance in tqdm(
+            list(zip(asked, requests, strict=True)), "Generating", disable=disable_tqdm
+        ):
+            if missing := self._missing(request):
+                self._generate(request, missing, str(instance.task_name))
+        return [str(self._answered(request).text) for request in asked]
+
+    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> Any:
+        """Refuse.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError(ROLLING_REFUSED)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model."""
+        facts = {
+            "model_path": self.plan.model.path,
+            "model_dtype": str(self.loaded.network.dtype),
+            "kvbench_variant": self.variant.label,
+        }
+        if len(self.plan.variants) > 1 or not self.answers:
+            return facts
+        ratio = fmean(answer.ledger.ratio_bytes for answer in self.answers.values())
+        return {**facts, "kvbench_ratio_bytes": ratio}
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        """Score continuations; those of one context share its prefill and are fed together."""
+        asked = [Request(*texts) for texts, _, _ in requests]
+        contexts: dict[tuple[int, tuple[int, ...]], dict[Request, list[int]]] = {}
+        for request, (_, context, continuation) in zip(asked, requests, strict=True):
+            if self._missing(request):
+                cut = max(0, len(context) + len(continuation) - self.max_length - 1)
+                contexts.setdefault((cut, tuple(context[cut:])), {})[request] = continuation
+        for (cut, ids), same in tqdm(contexts.items(), "Scoring", disable=disable_tqdm):
+            self._score(ids, same, cut)
+        return [
+            (answer.log_likelihood, answer.is_greedy)  # type: ignore[misc]
+            for answer in map(self._answered, asked)
+        ]
+
+    def _score(
+        self, context: tuple[int, ...], continuations: Mapping[Request, list[int]], cut: int
+    ) -> None:
+        lacking = [v for r in continuations for v in self._missing(r)]
+        variants = [v for v in self.plan.variants if v in lacking]
+        texts = next(iter(continuations))
+        sample = _sample("lm-eval", texts.context, 0)
+        found = scored(
+            self.loaded, variants, sample, context, list(continuations.values()), tokens_cut=cut
+        )
+        for request, by_variant in zip(continuations, found, strict=True):
+            self._remember(request, by_variant)
+
+    def _generate(self, request: Request, variants: Sequence[Variant], task: str) -> None:
+        settings = normalize_gen_kwargs(dict(request.settings or {}), self.max_gen_toks)
+        refuse_sampling(settings, task)
+        new_tokens = settings["max_gen_toks"]
+        room = self.max_length - new_tokens
+        if room < 1:
+            raise UserError(
+                f"{task} generates {new_tokens} tokens, and {self.plan.model.name} has"
+                f" {self.max_length} positions: add --gen_kwargs max_gen_toks=N after --"
+            )
+        until = handle_stop_sequences(
+            settings["until"], eos=self.tok_decode(self.eot_token_id, skip_special_tokens=False)
+        )
+        ids = self.tok_batch_encode([request.context])[0][0].tolist()
+        cut = max(0, len(ids) - room)
+
+        def text_of(written: Sequence[int]) -> str:
+            return str(postprocess_generated_text(self.tok_decode(list(written)), until, None))
+
+        stop = Stop(
+            self.loaded.eos_ids,
+            new_tokens,
+            int(settings.get("min_new_tokens", 0)),
+            ends=_StopText(until, self.tokenizer),
+        )
+        sample = _sample(task, request.context, new_tokens)
+        found = generated(
+            self.loaded,
+            variants,
+            sample,
+            ids[cut:],
+            stop,
+            text_of,
+            first_token=self.plan.protocol.first_token,
+            tokens_cut=cut,
+        )
+        self._remember(request, found)
+
+    def _missing(self, request: Request) -> list[Variant]:
+        return [v for v in self.plan.variants if self.answer(request, v) is None]
+
+    def _answered(self, request: Request) -> Answer:
+        answer = self.answer(request, self.variant)
+        assert answer is not None
+        return answer
+
+    def _remember(self, request: Request, found: Mapping[str, Answer]) -> None:
+        for variant in self.plan.variants:
+            key = request.key(self.plan, variant)
+            if variant.label in found and key not in self.answers:
+                self.answers[key] = found[variant.label]
+                self._keep(key, found[variant.label])
+
+
+class _StopText:
+    """Whether the newest of some generated ids complete a stop text."""
+
+    def __init__(self, texts: Sequence[str], tokenizer: Any) -> None:
+        self._texts = [text for text in texts if text]
+        self._tokenizer = tokenizer
+        # A token writes at least one byte, or is special; one more, as a first token may lose its
+        # leading space.
+        self._window = 1 + max((len(text.encode()) for text in self._texts), default=0)
+
+    def __call__(self, ids: Sequence[int]) -> bool:
+        newest = self._tokenizer.decode(ids[-self._window :])
+        return any(text in newest for text in self._texts)
+
+
+def generation_request(arguments: Sequence[Any]) -> Request:
+    """The request of a generation's arguments (context, settings) in lm-eval."""
+    context, settings = arguments[:2]
+    return Request(context, None, dict(settings))
+
+
+def refuse_sampling(settings: Mapping[str, Any], task: str) -> None:
+    """Refuse generation settings that ask for something else than greedy decoding.
+
+    Raises:
+        UserError: naming the setting.
+    """
+    for name, value in settings.items():
+        if name in _GREEDY and value != _GREEDY[name]:
+            raise UserError(
+                f"{task} asks for {name}={value}, and kvbench decodes greedily: add --gen_kwargs"
+                f" {name}={_GREEDY[name]} after --"
+            )
+        if name not in (*_GREEDY, *_WITHOUT_EFFECT, "until", "max_gen_toks", "min_new_tokens"):
+            raise UserError(
+                f"{task} asks for {name}={value}, a generation setting that kvbench does not have"
+            )
+
+
+def plan_of_words(words: Sequence[str]) -> Plan:
+    """Make the plan of one variant, outside of a Hydra run.
+
+    Raises:
+        UserError: anything wrong with the words.
+    """
+    spelt = hydra_words([*words, "baseline=false"])
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        try:
+            return plan_from_config(hydra.compose("config", spelt), spelt)
+        except HydraException as error:
+            raise UserError(one_line(error, words)) from error
+
+
+def _spelt(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) or value is None else str(value)
+
+
+def _sample(task: str, text: str, max_new_tokens: int) -> Sample:
+    """A prompt of lm-eval's as the rest of kvbench knows prompts; lm-eval scores it."""
+    return Sample(Task(task, task, "{context}", max_new_tokens, lambda *_: {}), "", text, "", ())
