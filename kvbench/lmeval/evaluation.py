@@ -6,9 +6,11 @@ as soon as it is computed, so a run that was stopped computes what is missing.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import resources
 from pathlib import Path
@@ -54,7 +56,7 @@ def evaluate(plan: Plan, settings: Any) -> Summary:
     limit = settings.limit if settings.limit is not None else plan.limit
     done = done_keys(plan.out)
     computed = known = 0
-    table: list[tuple[str, ...]] = []
+    lines: list[_Line] = []
     header = lm_eval_header(plan, loaded, settings, limit, device)
     with Writer(plan.out, header) as writer:
         answers = Answers(plan.out, writer)
@@ -62,14 +64,14 @@ def evaluate(plan: Plan, settings: Any) -> Summary:
         for variant in plan.variants:
             model.variant = variant
             results = _evaluated(model, manager, loaded, settings, limit)
-            table += _rows(variant.label, results)
+            lines += _lines(variant.label, results)
             for record in records(model, variant, results["samples"], header):
                 if record.key in done:
                     known += 1
                 else:
                     writer.append(record)
                     computed += 1
-    _print(table)
+    _print(lines)
     return Summary(computed, 0, known)
 
 
@@ -84,6 +86,7 @@ def _evaluated(
     with nullcontext() if tracker else _facts_left_out():
         results = simple_evaluate(
             model=model,
+            model_args={"model": model.plan.model.name, "variant": model.variant.label},
             tasks=_roots(loaded),
             num_fewshot=settings.num_fewshot,
             batch_size=settings.batch_size,
@@ -111,12 +114,17 @@ def _evaluated(
         )
     assert results is not None
     if tracker is not None:
-        samples = results["samples"] if settings.log_samples else None
-        shown = {key: value for key, value in results.items() if key != "samples"}
-        tracker.save_results_aggregated(results=shown, samples=samples)
-        for name, rows in (samples or {}).items():
-            tracker.save_results_samples(task_name=name, samples=rows)
+        _save(tracker, results, with_samples=settings.log_samples)
     return results
+
+
+def _save(tracker: EvaluationTracker, results: Any, *, with_samples: bool) -> None:
+    """Write lm-eval's own result files."""
+    numbers = {key: value for key, value in results.items() if key != "samples"}
+    samples = copy.deepcopy(results["samples"]) if with_samples else {}  # saving changes them
+    tracker.save_results_aggregated(results=numbers, samples=samples)
+    for name, rows in samples.items():
+        tracker.save_results_samples(task_name=name, samples=rows)
 
 
 @contextmanager
@@ -131,36 +139,50 @@ def _output_path(settings: Any, label: str) -> Path:
     return Path(settings.output_path) / label.replace("/", "_")
 
 
-def _rows(label: str, results: Any) -> list[tuple[str, ...]]:
-    """The lines of one variant's results: task, metric, filter, variant, value, standard error."""
-    rows: list[tuple[str, ...]] = []
+@dataclass(frozen=True)
+class _Line:
+    """One number of lm-eval's results."""
+
+    metric: str
+    """Task, metric and, if there is one, filter."""
+    variant: str
+    value: object
+    error: object
+    """Standard error; None: lm-eval gives none."""
+
+
+def _lines(label: str, results: Any) -> list[_Line]:
+    """What lm-eval found for one variant."""
+    lines = []
     for task, found in results["results"].items():
         for name, value in found.items():
-            metric, comma, filter_name = name.partition(",")
+            metric, comma, filtered = name.partition(",")
             if comma and not metric.endswith("_stderr"):
-                error = found.get(f"{metric}_stderr,{filter_name}")
-                rows.append((task, metric, filter_name, label, _shown(value), _shown(error)))
-    return rows
+                error = found.get(f"{metric}_stderr,{filtered}")
+                named = f"{task} {metric}" + (f", {filtered}" if filtered != "none" else "")
+                lines.append(_Line(named, label, value, error))
+    return lines
+
+
+def _print(lines: Sequence[_Line]) -> None:
+    """Print lm-eval's numbers, the variants of each metric one below the other."""
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
+    table.add_column("lm-eval's results", overflow="fold", min_width=30)
+    table.add_column("value", justify="right")
+    table.add_column("stderr", justify="right")
+    for metric in dict.fromkeys(line.metric for line in lines):
+        table.add_row(Text(metric, style="bold"))
+        found = [line for line in lines if line.metric == metric]
+        for line in found:
+            cells = (f"  {line.variant}", _shown(line.value), _shown(line.error))
+            table.add_row(*map(Text, cells), end_section=line is found[-1])
+    Console(highlight=False).print(table)
 
 
 def _shown(value: object) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else str(value).replace("None", "")
-
-
-def _print(rows: Sequence[tuple[str, ...]]) -> None:
-    """Print lm-eval's numbers, the variants of each metric one below the other."""
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
-    for name in ("task", "metric", "filter", "variant"):
-        table.add_column(name, overflow="fold")
-    for name in ("value", "stderr"):
-        table.add_column(name, justify="right")
-    metrics = dict.fromkeys(row[:3] for row in rows)
-    for metric in metrics:
-        lines = [row[3:] for row in rows if row[:3] == metric]
-        for number, line in enumerate(lines):
-            shown = metric if number == 0 else ("", "", "")
-            table.add_row(*map(Text, (*shown, *line)), end_section=line is lines[-1])
-    Console(highlight=False).print(table)
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return "" if value in (None, "N/A") else str(value)
 
 
 def _loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, Any]]:
@@ -171,7 +193,7 @@ def _loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, 
     include = settings.include_path
     # Reading all of lm-eval's own task files takes seconds; kvbench's and the user's may do.
     manager = _manager(include, metadata, lm_evals_own=False)
-    if not all(_matches(manager, name) for name in wanted):
+    if not all(_matches(manager, name) or _is_file_name(name) for name in wanted):
         manager = _manager(include, metadata, lm_evals_own=True)
     names: list[str] = []
     for name in wanted:
@@ -205,9 +227,13 @@ def _manager(include_path: str | None, metadata: str, lm_evals_own: bool) -> Tas
 
 def _matches(manager: TaskManager, name: str) -> list[str]:
     """The tasks that a name, a pattern or a file stands for."""
-    if name.endswith((".yaml", ".yml")):
+    if _is_file_name(name):
         return [name] if Path(name).is_file() else []
     return list(manager.match_tasks([name]))
+
+
+def _is_file_name(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
 
 
 def _with_data(names: Sequence[str], data: str) -> list[Any]:

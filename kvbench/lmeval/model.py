@@ -174,7 +174,7 @@ class KVBench(HFLM):  # type: ignore[misc]
         lacking = [v for r in continuations for v in self._missing(r)]
         variants = [v for v in self.plan.variants if v in lacking]
         texts = next(iter(continuations))
-        sample = _sample("lm-eval", texts.context, 0)
+        sample = bare_sample("lm-eval", texts.context, 0)
         found = scored(
             self.loaded, variants, sample, context, list(continuations.values()), tokens_cut=cut
         )
@@ -206,7 +206,7 @@ class KVBench(HFLM):  # type: ignore[misc]
             int(settings.get("min_new_tokens", 0)),
             ends=_StopText(until, self.tokenizer),
         )
-        sample = _sample(task, request.context, new_tokens)
+        sample = bare_sample(task, request.context, new_tokens)
         found = generated(
             self.loaded,
             variants,
@@ -292,6 +292,6 @@ def _spelt(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def _sample(task: str, text: str, max_new_tokens: int) -> Sample:
+def bare_sample(task: str, text: str, max_new_tokens: int) -> Sample:
     """A prompt of lm-eval's as the rest of kvbench knows prompts; lm-eval scores it."""
     return Sample(Task(task, task, "{context}", max_new_tokens, lambda *_: {}), "", text, "", ())
