@@ -32,6 +32,9 @@ from kvbench.tasks.task import Sample
 _MOST_LOGITS = 2**27
 """Logits computed at once when continuations are scored: half a GiB in float32."""
 
+_MOST_BYTES = 2**32
+"""Bytes of the rows that continuations are scored over at once, at least one continuation's."""
+
 
 @dataclass(frozen=True)
 class Answer:
@@ -157,9 +160,10 @@ def scored(
     last = context[border:]
     rows = [(h, i) for h in held for i in range(len(continuations))]
     longest = len(last) + max(map(len, continuations))
-    width = max(1, _MOST_LOGITS // (longest * held[0].logits.numel()))
+    row_bytes = max(max(h.ledger.native_bytes, h.ledger.cache_bytes) for h in held)
+    width = min(_MOST_LOGITS // (longest * held[0].logits.numel()), _MOST_BYTES // row_bytes)
     answers: list[dict[str, Answer]] = [{} for _ in continuations]
-    for batch in _batches(rows, width):
+    for batch in _batches(rows, max(1, width)):
         feeds = [[*last, *continuations[i][:-1]] for _, i in batch]
         started = time.perf_counter()
         fed = _logits(model, batch, border, feeds)

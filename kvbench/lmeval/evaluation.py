@@ -27,8 +27,8 @@ from rich.table import Table
 from rich.text import Text
 
 from kvbench.errors import UserError
-from kvbench.lmeval.model import ROLLING_REFUSED, KVBench, refuse_sampling
-from kvbench.lmeval.results import LOCAL_DATA, Answers, lm_eval_header, records
+from kvbench.lmeval.model import ROLLING_REFUSED, KVBench, greedy_settings
+from kvbench.lmeval.results import LOCAL_DATA, Answers, asked_settings, lm_eval_header, records
 from kvbench.model import load
 from kvbench.plan import Plan
 from kvbench.record import Writer, done_keys
@@ -275,8 +275,7 @@ def _check_task(name: str, task: Any, settings: Any) -> None:
     if getattr(task, "UNSAFE_CODE", False) and not settings.confirm_run_unsafe_code:
         raise UserError(f"{name} runs generated code: add --confirm_run_unsafe_code after --")
     if task.OUTPUT_TYPE == "generate_until":
-        asked = {**(task.config.generation_kwargs or {}), **(settings.gen_kwargs or {})}
-        refuse_sampling(asked, name)
+        greedy_settings(asked_settings(task, settings), name)
 
 
 def _roots(loaded: Mapping[str, Any]) -> list[Any]:

@@ -22,6 +22,7 @@ from lm_eval.models.utils import (
     normalize_gen_kwargs,
     postprocess_generated_text,
 )
+from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
 from kvbench.decode import Stop
@@ -111,8 +112,7 @@ class KVBench(HFLM):  # type: ignore[misc]
         cls, arg_string: str, additional_config: Mapping[str, Any] | None = None
     ) -> KVBench:
         """As `create_from_arg_obj`, of one string."""
-        pairs = (word.partition("=") for word in arg_string.split(",") if word)
-        return cls.create_from_arg_obj({k: v for k, _, v in pairs}, additional_config)
+        return cls.create_from_arg_obj(simple_parse_args_string(arg_string), additional_config)
 
     def answer(self, request: Request, variant: Variant) -> Answer | None:
         """What a variant answered to a request, if it did."""
@@ -121,10 +121,9 @@ class KVBench(HFLM):  # type: ignore[misc]
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
         """Generate greedily until a stop text, one prompt at a time."""
         asked = [generation_request(instance.args) for instance in requests]
-        for request, instance in tqdm(
-            list(zip(asked, requests, strict=True)), "Generating", disable=disable_tqdm
-        ):
-            if missing := self._missing(request):
+        todo = [r for r in zip(asked, requests, strict=True) if self._missing(r[0])]
+        for request, instance in tqdm(todo, "Generating", disable=disable_tqdm or not todo):
+            if missing := self._missing(request):  # else asked twice
                 self._generate(request, missing, str(instance.task_name))
         return [str(self._answered(request).text) for request in asked]
 
@@ -161,7 +160,8 @@ class KVBench(HFLM):  # type: ignore[misc]
             if self._missing(request):
                 cut = max(0, len(context) + len(continuation) - self.max_length - 1)
                 contexts.setdefault((cut, tuple(context[cut:])), {})[request] = continuation
-        for (cut, ids), same in tqdm(contexts.items(), "Scoring", disable=disable_tqdm):
+        disable = disable_tqdm or not contexts
+        for (cut, ids), same in tqdm(contexts.items(), "Scoring", disable=disable):
             self._score(ids, same, cut)
         return [
             (answer.log_likelihood, answer.is_greedy)  # type: ignore[misc]
@@ -173,8 +173,7 @@ class KVBench(HFLM):  # type: ignore[misc]
     ) -> None:
         lacking = [v for r in continuations for v in self._missing(r)]
         variants = [v for v in self.plan.variants if v in lacking]
-        texts = next(iter(continuations))
-        sample = bare_sample("lm-eval", texts.context, 0)
+        sample = bare_sample("lm-eval", next(iter(continuations)).context, 0)
         found = scored(
             self.loaded, variants, sample, context, list(continuations.values()), tokens_cut=cut
         )
@@ -182,8 +181,7 @@ class KVBench(HFLM):  # type: ignore[misc]
             self._remember(request, by_variant)
 
     def _generate(self, request: Request, variants: Sequence[Variant], task: str) -> None:
-        settings = normalize_gen_kwargs(dict(request.settings or {}), self.max_gen_toks)
-        refuse_sampling(settings, task)
+        settings = greedy_settings(request.settings or {}, task)
         new_tokens = settings["max_gen_toks"]
         room = self.max_length - new_tokens
         if room < 1:
@@ -256,12 +254,20 @@ def generation_request(arguments: Sequence[Any]) -> Request:
     return Request(context, None, dict(settings))
 
 
-def refuse_sampling(settings: Mapping[str, Any], task: str) -> None:
-    """Refuse generation settings that ask for something else than greedy decoding.
+def greedy_settings(asked: Mapping[str, Any], task: str) -> dict[str, Any]:
+    """Return a task's generation settings in lm-eval's normal form.
+
+    Args:
+        asked: as the task or --gen_kwargs states them.
+        task: its name, for complaints.
+
+    Returns:
+        `until`, `max_gen_toks` and what else was asked for.
 
     Raises:
-        UserError: naming the setting.
+        UserError: they ask for something else than greedy decoding.
     """
+    settings = dict(normalize_gen_kwargs(dict(asked)))
     for name, value in settings.items():
         if name in _GREEDY and value != _GREEDY[name]:
             raise UserError(
@@ -272,6 +278,7 @@ def refuse_sampling(settings: Mapping[str, Any], task: str) -> None:
             raise UserError(
                 f"{task} asks for {name}={value}, a generation setting that kvbench does not have"
             )
+    return settings
 
 
 def plan_of_words(words: Sequence[str]) -> Plan:

@@ -16,7 +16,7 @@ from typing import Any
 
 from kvbench.ledger import Ledger
 from kvbench.lmeval.answers import Answer
-from kvbench.lmeval.model import KVBench, Request, generation_request
+from kvbench.lmeval.model import KVBench, Request, generation_request, greedy_settings
 from kvbench.plan import Plan, Variant, fingerprint
 from kvbench.record import Record, Writer, lines_of_kind, now, run_header
 
@@ -95,15 +95,20 @@ def lm_eval_header(
 def _column(
     name: str, task: Any, loaded: Mapping[str, Any], settings: Any, limit: float | None
 ) -> dict[str, Any]:
-    asked = {**(task.config.generation_kwargs or {}), **(settings.gen_kwargs or {})}
+    generates = task.OUTPUT_TYPE == "generate_until"
+    asked = greedy_settings(asked_settings(task, settings), name) if generates else {}
     return {
         "name": name,
         "group": _group(name, loaded),
         "samples": _sample_count(name, task, settings, limit),
-        "max_new_tokens": int(asked.get("max_gen_toks", 256))
-        * (task.OUTPUT_TYPE == "generate_until"),
+        "max_new_tokens": int(asked.get("max_gen_toks", 0)),
         "one_token_answers": False,
     }
+
+
+def asked_settings(task: Any, settings: Any) -> dict[str, Any]:
+    """Generation settings of a task, with what --gen_kwargs changes."""
+    return {**(task.config.generation_kwargs or {}), **(settings.gen_kwargs or {})}
 
 
 def _sample_count(name: str, task: Any, settings: Any, limit: float | None) -> int:
