@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,12 @@ from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
+from kvbench.capture import capture
 from kvbench.cli import app
 from kvbench.errors import UserError
 from kvbench.lmeval import answers as answering
 from kvbench.lmeval.command import own_words, run_lm_eval
-from kvbench.lmeval.model import KVBench, bare_sample, plan_of_words
+from kvbench.lmeval.model import KVBench, plan_of_words
 from kvbench.model import LoadedModel
 from kvbench.record import Record, distinct, lines_of_kind, read_shards
 from kvbench.tiny import byte_tokenizer, random_llama
@@ -200,14 +202,40 @@ def assert_ledgers_say(budget: float, lm: KVBench) -> None:
 
 def test_every_token_of_a_continuation_is_predicted_from_the_compressed_cache(tiny):
     lm = ours("method=streamingllm", "budget=0.2")
-    (variant,) = lm.plan.variants
     ids = list(range(40, 90))
-    (found,) = answering.scored(tiny, [variant], bare_sample("task", "text", 0), ids, [[65]])
-    answer = found[variant.label]
+    ((likelihood, _),) = scores(lm, ids, [65])
+    (answer,) = lm.answers.values()
     assert answer.prefill_tokens == answer.prompt_tokens - 1
     with torch.inference_mode():
         logits = tiny.network(input_ids=torch.tensor([ids])).logits[0, -1].log_softmax(-1)
-    assert abs(answer.log_likelihood - float(logits[65])) > 0.01
+    assert abs(likelihood - float(logits[65])) > 0.01
+
+
+def scores(lm: KVBench, context: list[int], *continuations: list[int]) -> list[tuple[float, bool]]:
+    """What lm-eval is told of token ids."""
+    requests = [(("context", f"{ids}"), context, ids) for ids in continuations]
+    return lm._loglikelihood_tokens(requests, disable_tqdm=True)
+
+
+def test_a_context_of_one_token_predicts_the_first_token_itself(tiny):
+    lm = ours("method=fullkv")
+    found = scores(lm, [0], [65], [65, 66])
+    with torch.inference_mode():
+        logits = tiny.network(input_ids=torch.tensor([[0, 65]])).logits[0].log_softmax(-1)
+    expected = [float(logits[0, 65]), float(logits[0, 65] + logits[1, 66])]
+    assert [likelihood for likelihood, _ in found] == pytest.approx(expected, abs=LOGPROB)
+
+
+def test_continuations_scored_a_few_at_a_time_score_the_same(monkeypatch):
+    rows = [list(range(60, 60 + n)) for n in (1, 4, 2, 9, 3)]
+    words = ["method=snapkv", "budget=0.4"]
+    together = scores(ours(*words), list(range(40, 140)), *rows)
+    monkeypatch.setattr(answering, "_MOST_LOGITS", 2 * 10 * 264)
+    lm = ours(*words)
+    apart = scores(lm, list(range(40, 140)), *rows)
+    assert {answer.width for answer in lm.answers.values()} == {1, 2}
+    for (one, best), (other, expected) in zip(apart, together, strict=True):
+        assert one == pytest.approx(other, abs=LOGPROB) and best == expected
 
 
 def test_choices_of_a_question_share_one_prefill(local_tasks, monkeypatch):
@@ -219,27 +247,28 @@ def test_choices_of_a_question_share_one_prefill(local_tasks, monkeypatch):
 
 def counted_prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counted: list[int] = []
-    capture = answering.capture
 
     def counting(model, ids, needs, plan):
         counted.append(len(ids))
         return capture(model, ids, needs, plan)
 
-    monkeypatch.setattr(answering, "capture", counting)
+    monkeypatch.setattr("kvbench.lmeval.model.capture", counting)
     return counted
 
 
-def test_variants_that_hold_the_whole_prompt_share_one_uncompressed_cache(tiny, monkeypatch):
+def test_variants_that_hold_the_whole_prompt_share_one_uncompressed_cache(monkeypatch):
     needed = []
-    capture = answering.capture
     monkeypatch.setattr(
-        answering, "capture", lambda m, i, needs, p: needed.append(needs) or capture(m, i, needs, p)
+        "kvbench.lmeval.model.capture",
+        lambda model, ids, needs, plan: needed.append(needs) or capture(model, ids, needs, plan),
     )
-    variants = [ours("method=h2o", f"budget={b}").plan.variants[0] for b in (512, 64, 1.0)]
-    ids = list(range(3, 63))
-    (found,) = answering.scored(tiny, variants, bare_sample("task", "text", 0), ids, [[65, 66, 67]])
-    assert len({id(answer.ledger) for answer in found.values()}) == 1
-    assert {answer.width for answer in found.values()} == {1}
+    words = [["method=h2o", f"budget={budget}"] for budget in (512, 64, 1.0)]
+    plans = [plan_of_words([*TINY, *row]) for row in words]
+    lm = KVBench(replace(plans[0], variants=tuple(plan.variants[0] for plan in plans)))
+    scores(lm, list(range(3, 63)), [65, 66, 67])
+    assert len(lm.answers) == 3
+    assert len({id(answer.ledger) for answer in lm.answers.values()}) == 1
+    assert {answer.width for answer in lm.answers.values()} == {1}
     assert [n.column_sums for n in needed] == [False], "nothing is captured for nobody"
 
 
@@ -343,13 +372,12 @@ def test_a_question_has_one_score_and_a_record_for_each_choice(elsewhere, local_
 
 def test_a_run_that_was_stopped_computes_what_is_missing(elsewhere, local_tasks, monkeypatch):
     words = ["method=snapkv", "budget=0.5", "tasks=endings,writing"]
-    generated = answering.generated
     monkeypatch.setattr("kvbench.lmeval.model.generated", _fails)
     assert isinstance(run_local(local_tasks, *words).exception, KeyError)
     assert records_of("run") == []
     assert len(list(lines_of_kind(Path("run"), "answer"))) == len(STORIES)
 
-    monkeypatch.setattr("kvbench.lmeval.model.generated", generated)
+    monkeypatch.setattr("kvbench.lmeval.model.generated", answering.generated)
     prefilled = counted_prefills(monkeypatch)
     assert "6 results recorded" in run_local(local_tasks, *words).stdout
     assert len(prefilled) == len(STORIES), "the endings were known"
@@ -387,6 +415,21 @@ def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
     assert all(a > b for a, b in zip(lengths[1], lengths[None], strict=True))
 
 
+def test_a_group_of_tasks_is_one_column_and_a_pattern_names_several(elsewhere, local_tasks):
+    group = {"group": "both", "task": ["endings", "choices"]}
+    (local_tasks / "both.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
+    assert run_local(local_tasks, "method=fullkv", "tasks=both").exit_code == 0
+    assert {(r.task, r.group) for r in records_of("run")} == {
+        ("endings", "both"),
+        ("choices", "both"),
+    }
+    assert run_local(local_tasks, "method=fullkv", "tasks=end*,choices", "out=two").exit_code == 0
+    assert {(r.task, r.group) for r in records_of("two")} == {
+        ("endings", "endings"),
+        ("choices", "choices"),
+    }
+
+
 def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_tasks):
     flags = ("--output_path", "own", "--log_samples")
     words = ["method=snapkv", "budget=0.5,0.3", "tasks=endings"]
@@ -401,7 +444,10 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
     ("words", "said"),
     [
         (["method=snapkv"], "no task is named: give tasks=gsm8k"),
-        (["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?"),
+        (["tasks=writing", "shards=2"], "shards=2 has no part"),
+        pytest.param(
+            ["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?", marks=pytest.mark.slow
+        ),
         (["tasks=./nowhere.yaml"], "no task ./nowhere.yaml"),
         (["tasks=rolling"], "rolling cannot run under a compressed cache: rolling log-likelihood"),
         (["tasks=sampling"], "sampling asks for do_sample=True"),
@@ -447,11 +493,14 @@ def test_lm_evals_own_help_follows_the_border():
 
 
 def test_own_words_are_hydras():
-    assert own_words(["tasks=a,b", "data=./it's", "out=x", "budget=1,2"]) == [
+    words = ["tasks=a,b", "data=./it's", "out=x", "budget=1,2", "protocol.first_token=compressed"]
+    assert own_words(words) == [
+        "shards=1",
         "lm_eval.tasks='a,b'",
         "lm_eval.data='./it\\'s'",
         "out=x",
         "budget=1,2",
+        "protocol.first_token=compressed",
     ]
 
 

@@ -10,30 +10,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
-from operator import or_
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from kvbench.cache.store import Compressed
-from kvbench.capture import capture
-from kvbench.classifier import task_types
-from kvbench.decode import Stop, continuation_logits, decode
-from kvbench.fit import fit
-from kvbench.ledger import Ledger, ledger
-from kvbench.method import Needs
+from kvbench.decode import continuation_logits
+from kvbench.errors import UserError
+from kvbench.evaluate import Capture, Outcome, Ready, Watcher, Work, compressed_batches, evaluate
+from kvbench.ledger import Ledger
 from kvbench.model import LoadedModel
 from kvbench.plan import Variant
-from kvbench.pruning import PruningPlan
-from kvbench.tasks.task import Sample
 
 _MOST_LOGITS = 2**27
 """Logits computed at once when continuations are scored: half a GiB in float32."""
-
-_MOST_BYTES = 2**32
-"""Bytes of the rows that continuations are scored over at once, at least one continuation's."""
 
 
 @dataclass(frozen=True)
@@ -44,8 +34,6 @@ class Answer:
     """Tokens of the context."""
     prefill_tokens: int
     """Of these, the tokens that the method compressed; the rest was fed afterwards."""
-    tokens_cut: int
-    """Tokens left out at the context's beginning, where the model's context is too short."""
     ledger: Ledger
     facts: Mapping[str, Any]
     """What the method says of itself."""
@@ -55,6 +43,8 @@ class Answer:
     compress_s: float
     answer_s: float
     """Seconds of decoding or scoring, all variants together."""
+    tokens_cut: int = 0
+    """Tokens left out at the context's beginning, where the model's context is too short."""
     text: str | None = None
     """Generated text, cut at the first stop text."""
     generated_tokens: int | None = None
@@ -67,171 +57,114 @@ class Answer:
     """Whether each of them was the most likely token."""
 
 
-@dataclass(frozen=True)
-class _Held:
-    """A compressed context and the variants that hold it."""
-
-    variants: tuple[Variant, ...]
-    cache: Compressed
-    logits: Tensor
-    """[vocabulary] after the last prefilled token."""
-    ledger: Ledger
-    capture_s: float
-    compress_s: float
-
-
 def generated(
     model: LoadedModel,
+    work: Work,
     variants: Sequence[Variant],
-    sample: Sample,
-    ids: Sequence[int],
-    stop: Stop,
     text_of: Callable[[Sequence[int]], str],
-    *,
-    first_token: str,
-    tokens_cut: int = 0,
-) -> dict[str, Answer]:
-    """Continue one prompt greedily under every variant.
+    watch: Watcher,
+    take: Capture,
+) -> Iterator[tuple[Variant, Answer]]:
+    """Continue one prompt greedily and yield each variant's answer.
 
     Args:
         model: the model.
+        work: the prompt and when to end; its width is not read.
         variants: who answers.
-        sample: the prompt's text and task, for the classifiers that methods read.
-        ids: the prompt.
-        stop: when to end.
         text_of: the answer's text, of generated ids.
-        first_token: as in the protocol: `prefill` or `compressed`.
-        tokens_cut: tokens that the prompt lacks at its beginning.
+        watch: told what is being computed.
+        take: what makes the prefill.
 
-    Returns:
-        Variant label -> answer.
+    Raises:
+        UserError: a variant cannot answer, for want of memory for instance.
     """
-    border = max(1, len(ids) - (first_token == "compressed"))
-    held = _compressed_contexts(model, variants, sample, ids[:border])
-    started = time.perf_counter()
-    written = decode(
-        model,
-        [h.cache for h in held],
-        border,
-        stop,
-        first_logits=torch.stack([h.logits for h in held]),
-        feed=ids[border:],
-    )
-    seconds = time.perf_counter() - started
-    answers: dict[str, Answer] = {}
-    for h, generation in zip(held, written, strict=True):
-        answer = _answer(h, len(ids), border, tokens_cut, len(held), seconds)
+    alike = _alike(variants, len(work.head))
+    work = replace(work, width=len(alike))
+    for outcome in evaluate(model, work, [same[0] for same in alike.values()], watch, take):
+        generation = outcome.generation
+        if generation is None or outcome.decode_s is None:
+            raise UserError(f"{outcome.variant.label}: {outcome.error}")
         answer = replace(
-            answer,
+            _answer(outcome, work, work.width, outcome.decode_s),
             text=text_of(generation.ids),
             generated_tokens=len(generation.ids),
             tail_bytes=generation.tail_bytes,
         )
-        answers |= {v.label: answer for v in h.variants}
-    return answers
+        yield from ((variant, answer) for variant in alike[outcome.variant.label])
 
 
 def scored(
     model: LoadedModel,
+    work: Work,
     variants: Sequence[Variant],
-    sample: Sample,
-    context: Sequence[int],
     continuations: Sequence[Sequence[int]],
-    tokens_cut: int = 0,
-) -> list[dict[str, Answer]]:
-    """Log-likelihood of each continuation of one context under every variant.
-
-    The last token of the context is fed after compression, so that every token of a continuation
-    is predicted from the compressed cache, its first one too.
+    watch: Watcher,
+    take: Capture,
+) -> Iterator[tuple[int, Variant, Answer]]:
+    """Score continuations of one context and yield (index, variant, answer).
 
     Args:
         model: the model.
+        work: the context; where its last token is fed after compression, every token of a
+            continuation is predicted from the compressed cache, the first one too.
         variants: who answers.
-        sample: the context's text and task, for the classifiers that methods read.
-        context: token ids, one or more; compressed once for all continuations.
         continuations: token ids, one or more each.
-        tokens_cut: tokens that the context lacks at its beginning.
+        watch: told what is being computed.
+        take: what makes the prefill, which serves all continuations.
 
-    Returns:
-        Per continuation: variant label -> answer.
+    Raises:
+        UserError: a variant cannot answer, for want of memory for instance.
     """
-    border = max(1, len(context) - 1)
-    held = _compressed_contexts(model, variants, sample, context[:border])
-    last = context[border:]
-    rows = [(h, i) for h in held for i in range(len(continuations))]
-    longest = len(last) + max(map(len, continuations))
-    row_bytes = max(max(h.ledger.native_bytes, h.ledger.cache_bytes) for h in held)
-    width = min(_MOST_LOGITS // (longest * held[0].logits.numel()), _MOST_BYTES // row_bytes)
-    answers: list[dict[str, Answer]] = [{} for _ in continuations]
-    for batch in _batches(rows, max(1, width)):
-        feeds = [[*last, *continuations[i][:-1]] for _, i in batch]
-        started = time.perf_counter()
-        fed = _logits(model, batch, border, feeds)
-        seconds = time.perf_counter() - started
-        for (h, i), logits in zip(batch, fed, strict=True):
-            if not last:  # a context of one token is prefilled whole
-                logits = torch.cat([h.logits[None], logits])
-            likelihood, is_greedy = _likelihood(logits, continuations[i])
-            answer = _answer(h, len(context), border, tokens_cut, len(batch), seconds)
-            answer = replace(answer, log_likelihood=likelihood, is_greedy=is_greedy)
-            answers[i] |= {v.label: answer for v in h.variants}
-    return answers
+    alike = _alike(variants, len(work.head))
+    work = replace(work, width=len(alike))
+    distinct = [same[0] for same in alike.values()]
+    for found in compressed_batches(model, work, distinct, watch, take):
+        if isinstance(found, Outcome):
+            raise UserError(f"{found.variant.label}: {found.error}")
+        rows = [(ready, i) for ready in found for i in range(len(continuations))]
+        width = _rows_at_once(work, found, max(map(len, continuations)))
+        found.clear()
+        watch.phase("score")
+        for first in range(0, len(rows), width):
+            batch = rows[first : first + width]
+            for ready, i, answer in _scored_together(model, work, batch, continuations):
+                same = alike[ready.outcome.variant.label]
+                yield from ((i, variant, answer) for variant in same)
 
 
-def _compressed_contexts(
-    model: LoadedModel, variants: Sequence[Variant], sample: Sample, ids: Sequence[int]
-) -> list[_Held]:
-    """Prefill once, or once for each way of pruning, and compress for every variant."""
-    prefills: dict[PruningPlan | None, list[Variant]] = {}
-    for variant in variants:
-        plan = variant.method.prefill_plan(len(ids), model.geometry.layers, variant.budget)
-        prefills.setdefault(plan, []).append(variant)
-    return [
-        held
-        for plan, sharing in prefills.items()
-        for held in _of_one_prefill(model, sharing, sample, ids, plan)
-    ]
+def _alike(variants: Sequence[Variant], tokens: int) -> dict[str, tuple[Variant, ...]]:
+    """The variants that hold the same cache of a context, by the first one's label."""
+    whole = tuple(v for v in variants if v.budget.keeps_whole(tokens))
+    groups = [whole] * bool(whole) + [(v,) for v in variants if v not in whole]
+    return {same[0].label: same for same in groups}
 
 
-def _of_one_prefill(
+def _rows_at_once(work: Work, found: Sequence[Ready], longest: int) -> int:
+    """Rows that are scored together, at least one: bounded by memory and by logits."""
+    by_memory = work.memory_bytes // max(ready.nbytes for ready in found)
+    by_logits = _MOST_LOGITS // ((len(work.feed) + longest) * found[0].logits.numel())
+    return max(1, min(by_memory, by_logits))
+
+
+def _scored_together(
     model: LoadedModel,
-    variants: Sequence[Variant],
-    sample: Sample,
-    ids: Sequence[int],
-    plan: PruningPlan | None,
-) -> Iterator[_Held]:
-    whole = tuple(v for v in variants if v.budget.keeps_whole(len(ids)))
-    compressing = [v for v in variants if v not in whole]
+    work: Work,
+    rows: Sequence[tuple[Ready, int]],
+    continuations: Sequence[Sequence[int]],
+) -> Iterator[tuple[Ready, int, Answer]]:
+    feeds = [[*work.feed, *continuations[i][:-1]] for _, i in rows]
     started = time.perf_counter()
-    needs = reduce(or_, (v.method.needs for v in compressing), Needs())
-    types = task_types(needs.classifiers, sample)
-    prefill = replace(capture(model, torch.tensor(ids), needs, plan), task_types=types)
-    capture_s = time.perf_counter() - started
-    for alike in [whole] * bool(whole) + [(v,) for v in compressing]:
-        started = time.perf_counter()
-        with torch.inference_mode():
-            cache = fit(alike[0].method, prefill, alike[0].budget)
-        compress_s = time.perf_counter() - started
-        weights = ledger(prefill, cache)
-        yield _Held(alike, cache, prefill.last_logits, weights, capture_s, compress_s)
-
-
-def _batches(
-    rows: Sequence[tuple[_Held, int]], width: int
-) -> Iterator[Sequence[tuple[_Held, int]]]:
-    for first in range(0, len(rows), width):
-        yield rows[first : first + width]
-
-
-def _logits(
-    model: LoadedModel,
-    rows: Sequence[tuple[_Held, int]],
-    start: int,
-    feeds: Sequence[Sequence[int]],
-) -> list[Tensor]:
-    if not any(feeds):
-        return [h.logits.new_empty(0, h.logits.numel()) for h, _ in rows]
-    return continuation_logits(model, [h.cache for h, _ in rows], start, feeds)
+    if any(feeds):
+        fed = continuation_logits(model, [ready.cache for ready, _ in rows], len(work.head), feeds)
+    else:
+        fed = [ready.logits.new_empty(0, ready.logits.numel()) for ready, _ in rows]
+    seconds = time.perf_counter() - started
+    for (ready, i), logits in zip(rows, fed, strict=True):
+        if not work.feed:  # then the prefill has predicted the first token
+            logits = torch.cat([ready.logits[None], logits])
+        likelihood, is_greedy = _likelihood(logits, continuations[i])
+        answer = _answer(ready.outcome, work, len(rows), seconds)
+        yield ready, i, replace(answer, log_likelihood=likelihood, is_greedy=is_greedy)
 
 
 def _likelihood(logits: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
@@ -241,18 +174,17 @@ def _likelihood(logits: Tensor, ids: Sequence[int]) -> tuple[float, bool]:
     return float(chosen.sum()), bool((logits.argmax(-1) == wanted).all())
 
 
-def _answer(
-    held: _Held, prompt_tokens: int, border: int, tokens_cut: int, width: int, seconds: float
-) -> Answer:
+def _answer(outcome: Outcome, work: Work, width: int, seconds: float) -> Answer:
     """What is known of an answer before its content."""
+    assert outcome.ledger is not None and outcome.facts is not None
+    assert outcome.capture_s is not None and outcome.compress_s is not None
     return Answer(
-        prompt_tokens=prompt_tokens,
-        prefill_tokens=border,
-        tokens_cut=tokens_cut,
-        ledger=held.ledger,
-        facts=held.cache.facts,
+        prompt_tokens=len(work.head) + len(work.feed),
+        prefill_tokens=len(work.head),
+        ledger=outcome.ledger,
+        facts=outcome.facts,
         width=width,
-        capture_s=held.capture_s,
-        compress_s=held.compress_s,
+        capture_s=outcome.capture_s,
+        compress_s=outcome.compress_s,
         answer_s=seconds,
     )

@@ -31,6 +31,8 @@ _REFUSED_WORDS = {
     "task": "name lm-eval's tasks with tasks=NAME,NAME",
     "hub_repo": "lm-eval's tasks name their own data",
     "data_revision": "lm-eval's tasks name their own data",
+    "shards": "a job runs all documents of its model",
+    "shard": "a job runs all documents of its model",
     "decode_width": "each prompt decodes as wide as it has different caches",
     "protocol": "lm-eval makes the prompts; protocol.first_token is the one word that counts here",
 }
@@ -83,7 +85,7 @@ def own_words(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: a word is `kvbench run`'s and means nothing here.
     """
-    spelt = []
+    spelt = ["shards=1"]  # whatever the launcher: lm-eval's metrics need all documents
     for word in words:
         name, equals, value = word.partition("=")
         refused = _REFUSED_WORDS.get(name.lstrip("+~").partition(".")[0])
@@ -93,7 +95,7 @@ def own_words(words: Sequence[str]) -> list[str]:
             word = f"{_OWN_WORDS[name]}={quoted(value)}"
         spelt.append(word)
     if not any(word.startswith("out=") for word in spelt):
-        spelt.insert(0, "out='results/runs/${model.name}-lm-eval'")
+        spelt.append("out='results/runs/${model.name}-lm-eval'")
     return spelt
 
 

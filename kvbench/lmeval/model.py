@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -25,10 +25,14 @@ from lm_eval.models.utils import (
 from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
+from kvbench.capture import capture
+from kvbench.capture_cache import CaptureCache
 from kvbench.decode import Stop
 from kvbench.errors import UserError
+from kvbench.evaluate import Work
 from kvbench.hydra_errors import one_line
 from kvbench.lmeval.answers import Answer, generated, scored
+from kvbench.memory import SHARE_OF_FREE, free_bytes
 from kvbench.model import load
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, Variant, fingerprint, plan_from_config
@@ -95,6 +99,8 @@ class KVBench(HFLM):  # type: ignore[misc]
         self.variant = plan.variants[-1]
         self.answers = dict(known or {})
         self._keep = keep
+        cache = plan.prefill_cache
+        self._take = capture if cache is None else CaptureCache(cache).capture
 
     @classmethod
     def create_from_arg_obj(
@@ -171,14 +177,19 @@ class KVBench(HFLM):  # type: ignore[misc]
     def _score(
         self, context: tuple[int, ...], continuations: Mapping[Request, list[int]], cut: int
     ) -> None:
-        lacking = [v for r in continuations for v in self._missing(r)]
-        variants = [v for v in self.plan.variants if v in lacking]
-        sample = bare_sample("lm-eval", next(iter(continuations)).context, 0)
-        found = scored(
-            self.loaded, variants, sample, context, list(continuations.values()), tokens_cut=cut
-        )
-        for request, by_variant in zip(continuations, found, strict=True):
-            self._remember(request, by_variant)
+        """Score requests of one context for the variants that lack one of them.
+
+        The context's last token is fed after compression, so that no token of a continuation is
+        predicted from the uncompressed cache.
+        """
+        lacking = {v.label for r in continuations for v in self._missing(r)}
+        variants = [v for v in self.plan.variants if v.label in lacking]
+        asked = list(continuations)
+        longest = max(map(len, continuations.values()))
+        work = self._work("lm-eval", asked[0].context, context, len(context) - 1, longest)
+        rows = list(continuations.values())
+        for i, variant, answer in scored(self.loaded, work, variants, rows, _Silent(), self._take):
+            self._remember(asked[i], variant, replace(answer, tokens_cut=cut))
 
     def _generate(self, request: Request, variants: Sequence[Variant], task: str) -> None:
         settings = greedy_settings(request.settings or {}, task)
@@ -194,28 +205,37 @@ class KVBench(HFLM):  # type: ignore[misc]
         )
         ids = self.tok_batch_encode([request.context])[0][0].tolist()
         cut = max(0, len(ids) - room)
+        kept = tuple(ids[cut:])
 
         def text_of(written: Sequence[int]) -> str:
             return str(postprocess_generated_text(self.tok_decode(list(written)), until, None))
 
-        stop = Stop(
-            self.loaded.eos_ids,
-            new_tokens,
-            int(settings.get("min_new_tokens", 0)),
+        border = len(kept) - (self.plan.protocol.first_token == "compressed")
+        work = self._work(task, request.context, kept, border, new_tokens)
+        stop = replace(
+            work.stop,
+            min_new_tokens=int(settings.get("min_new_tokens", 0)),
             ends=_StopText(until, self.tokenizer),
         )
-        sample = bare_sample(task, request.context, new_tokens)
-        found = generated(
-            self.loaded,
-            variants,
-            sample,
-            ids[cut:],
-            stop,
-            text_of,
-            first_token=self.plan.protocol.first_token,
-            tokens_cut=cut,
+        work = replace(work, stop=stop)
+        found = generated(self.loaded, work, variants, text_of, _Silent(), self._take)
+        for variant, answer in found:
+            self._remember(request, variant, replace(answer, tokens_cut=cut))
+
+    def _work(
+        self, task: str, text: str, ids: tuple[int, ...], border: int, later_tokens: int
+    ) -> Work:
+        """A prompt to be compressed up to `border`, at least its first token."""
+        border = max(1, border)
+        free = int(free_bytes(self.loaded.device) * SHARE_OF_FREE)
+        return Work(
+            sample=_sample(task, text, later_tokens),
+            head=ids[:border],
+            feed=ids[border:],
+            stop=Stop(self.loaded.eos_ids, later_tokens),
+            width=1,
+            memory_bytes=self.plan.memory_bytes or free,
         )
-        self._remember(request, found)
 
     def _missing(self, request: Request) -> list[Variant]:
         return [v for v in self.plan.variants if self.answer(request, v) is None]
@@ -225,12 +245,21 @@ class KVBench(HFLM):  # type: ignore[misc]
         assert answer is not None
         return answer
 
-    def _remember(self, request: Request, found: Mapping[str, Answer]) -> None:
-        for variant in self.plan.variants:
-            key = request.key(self.plan, variant)
-            if variant.label in found and key not in self.answers:
-                self.answers[key] = found[variant.label]
-                self._keep(key, found[variant.label])
+    def _remember(self, request: Request, variant: Variant, answer: Answer) -> None:
+        key = request.key(self.plan, variant)
+        if key not in self.answers:
+            self.answers[key] = answer
+            self._keep(key, answer)
+
+
+class _Silent:
+    """Nobody is told what is being computed: lm-eval counts requests."""
+
+    def phase(self, name: str) -> None:
+        """Say nothing."""
+
+    def generated(self, tokens: int) -> None:
+        """Say nothing."""
 
 
 class _StopText:
@@ -299,6 +328,6 @@ def _spelt(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 
-def bare_sample(task: str, text: str, max_new_tokens: int) -> Sample:
+def _sample(task: str, text: str, max_new_tokens: int) -> Sample:
     """A prompt of lm-eval's as the rest of kvbench knows prompts; lm-eval scores it."""
     return Sample(Task(task, task, "{context}", max_new_tokens, lambda *_: {}), "", text, "", ())
