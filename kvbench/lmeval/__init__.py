@@ -1,5 +1,6 @@
 """lm-evaluation-harness under a compressed cache: its tasks and metrics, kvbench's cache.
 
-`answers` computes, `model` is what lm-eval calls, `command` is `kvbench lm-eval`, `results` are its
-records. Only `command` and `model` import lm-eval (extra `lmeval`).
+`command` is `kvbench lm-eval`: it takes the words, `loading` the tasks, and `evaluation` runs them.
+`model` is what lm-eval calls, with `requests`; `answers` computes; `results` are the records.
+Everything but `command` and `answers` imports lm-eval (extra `lmeval`).
 """

@@ -7,17 +7,13 @@ as soon as it is computed, so a run that was stopped computes what is missing.
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from functools import lru_cache
-from importlib import resources
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import datasets
 from lm_eval import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
 from lm_eval.tasks import TaskManager
@@ -26,16 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kvbench.errors import UserError
-from kvbench.lmeval.model import ROLLING_REFUSED, KVBench, greedy_settings
-from kvbench.lmeval.results import LOCAL_DATA, Answers, asked_settings, lm_eval_header, records
+from kvbench.lmeval.loading import loaded_tasks, roots
+from kvbench.lmeval.model import KVBench
+from kvbench.lmeval.results import Answers, lm_eval_header, records
 from kvbench.model import load
 from kvbench.plan import Plan
 from kvbench.record import Writer, done_keys
 from kvbench.run import Summary
-from kvbench.suggest import did_you_mean
-
-_SPLITS = ("train", "validation", "test")
 
 
 def evaluate(plan: Plan, settings: Any) -> Summary:
@@ -49,9 +42,7 @@ def evaluate(plan: Plan, settings: Any) -> Summary:
         UserError: a task cannot be loaded, or asks for what cannot be answered; nothing was
             recorded then.
     """
-    manager, loaded = _loaded_tasks(plan, settings)
-    for name, task in loaded["tasks"].items():
-        _check_task(name, task, settings)
+    manager, loaded = loaded_tasks(plan, settings)
     device = str(load(plan.model).device)
     limit = settings.limit if settings.limit is not None else plan.limit
     done = done_keys(plan.out)
@@ -87,7 +78,7 @@ def _evaluated(
         results = simple_evaluate(
             model=model,
             model_args={"model": model.plan.model.name, "variant": model.variant.label},
-            tasks=_roots(loaded),
+            tasks=roots(loaded),
             num_fewshot=settings.num_fewshot,
             batch_size=settings.batch_size,
             limit=limit,
@@ -183,106 +174,3 @@ def _shown(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4f}"
     return "" if value in (None, "N/A") else str(value)
-
-
-def _loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, Any]]:
-    """The tasks that the plan names, their data read: lm-eval's `tasks`, `groups`, `group_map`."""
-    datasets.disable_progress_bars()
-    wanted = [name for name in str(plan.config["lm_eval"]["tasks"]).split(",") if name]
-    metadata = json.dumps(settings.metadata or {}, sort_keys=True)
-    include = settings.include_path
-    # Reading all of lm-eval's own task files takes seconds; kvbench's and the user's may do.
-    manager = _manager(include, metadata, lm_evals_own=False)
-    if not all(_matches(manager, name) or _is_file_name(name) for name in wanted):
-        manager = _manager(include, metadata, lm_evals_own=True)
-    names: list[str] = []
-    for name in wanted:
-        matches = _matches(manager, name)
-        if not matches:
-            raise UserError(f"lm-eval has no task {name}: {did_you_mean(name, manager.all_tasks)}")
-        names += [match for match in matches if match not in names]
-    try:
-        loaded: Mapping[str, Any] = manager.load(
-            _with_data(names, str(plan.config["lm_eval"]["data"]))
-        )
-    except UserError:
-        raise
-    except Exception as error:  # tasks are files and code of others
-        reason = " ".join(str(error).split())[:300]
-        if isinstance(error, KeyError):
-            reason = f"the data has no split or field {reason}"
-        raise UserError(f"tasks {', '.join(names)} cannot be loaded: {reason}") from error
-    return manager, loaded
-
-
-@lru_cache
-def _manager(include_path: str | None, metadata: str, lm_evals_own: bool) -> TaskManager:
-    paths = [str(resources.files("kvbench.lmeval").joinpath("tasks"))]
-    return TaskManager(
-        include_path=paths + ([include_path] if include_path else []),
-        include_defaults=lm_evals_own,
-        metadata=json.loads(metadata),
-    )
-
-
-def _matches(manager: TaskManager, name: str) -> list[str]:
-    """The tasks that a name, a pattern or a file stands for."""
-    if _is_file_name(name):
-        return [name] if Path(name).is_file() else []
-    return list(manager.match_tasks([name]))
-
-
-def _is_file_name(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
-
-
-def _with_data(names: Sequence[str], data: str) -> list[Any]:
-    """What to load: tasks with their own data, or with local files instead."""
-    if data == "hub":
-        return list(names)
-    folder = Path(data).expanduser()
-    if data == "sample":
-        folder = Path(str(resources.files("kvbench.lmeval").joinpath("samples")))
-    members = [{"task": name, **_local_data(folder, name)} for name in names]
-    return [{"group": LOCAL_DATA, "task": members}]
-
-
-def _local_data(folder: Path, name: str) -> dict[str, Any]:
-    """The settings of a task that reads `<folder>/<task>/<split>.jsonl`."""
-    files = {
-        split: str((folder / name / f"{split}.jsonl").resolve())
-        for split in _SPLITS
-        if (folder / name / f"{split}.jsonl").is_file()
-    }
-    if not files:
-        raise UserError(
-            f"{folder / name} holds none of {', '.join(f'{s}.jsonl' for s in _SPLITS)}: give"
-            " data=FOLDER with a folder for each task, or data=hub"
-        )
-    return {
-        "dataset_path": "json",
-        "dataset_name": None,
-        "dataset_kwargs": {"data_files": files},
-    }
-
-
-def _check_task(name: str, task: Any, settings: Any) -> None:
-    """Refuse a task that cannot be answered, before the model is loaded."""
-    if task.OUTPUT_TYPE == "loglikelihood_rolling":
-        raise UserError(f"{name} cannot run under a compressed cache: {ROLLING_REFUSED}")
-    if getattr(task, "MULTIMODAL", False):
-        raise UserError(f"{name} asks about images or sound: kvbench runs language models")
-    if getattr(task, "UNSAFE_CODE", False) and not settings.confirm_run_unsafe_code:
-        raise UserError(f"{name} runs generated code: add --confirm_run_unsafe_code after --")
-    if task.OUTPUT_TYPE == "generate_until":
-        greedy_settings(asked_settings(task, settings), name)
-
-
-def _roots(loaded: Mapping[str, Any]) -> list[Any]:
-    """Groups inside no other group, and tasks inside none."""
-    groups = {n: g for n, g in loaded["groups"].items() if n != LOCAL_DATA}
-    inside = {t.task_name for g in groups.values() for t in g.get_all_tasks()}
-    nested = {g.name for group in groups.values() for g in group.get_all_groups()}
-    return [g for n, g in groups.items() if n not in nested] + [
-        t for n, t in loaded["tasks"].items() if n not in inside
-    ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
@@ -19,7 +19,6 @@ from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     handle_stop_sequences,
-    normalize_gen_kwargs,
     postprocess_generated_text,
 )
 from lm_eval.utils import simple_parse_args_string
@@ -32,33 +31,18 @@ from kvbench.errors import UserError
 from kvbench.evaluate import Work
 from kvbench.hydra_errors import one_line
 from kvbench.lmeval.answers import Answer, generated, scored
+from kvbench.lmeval.requests import (
+    ROLLING_REFUSED,
+    Request,
+    StopText,
+    generation_request,
+    greedy_settings,
+)
 from kvbench.memory import SHARE_OF_FREE, free_bytes
 from kvbench.model import load
 from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, Variant, fingerprint, plan_from_config
+from kvbench.plan import Plan, Variant, plan_from_config
 from kvbench.tasks.task import Sample, Task
-
-ROLLING_REFUSED = (
-    "rolling log-likelihood scores a text from its first token on: there is no context to compress"
-)
-
-_GREEDY = {"do_sample": False, "temperature": 0.0, "num_beams": 1}
-_WITHOUT_EFFECT = ("top_p", "top_k", "use_cache")  # on greedy decoding
-
-
-@dataclass(frozen=True)
-class Request:
-    """What lm-eval asks."""
-
-    context: str
-    continuation: str | None = None
-    """Text to score; None: generate."""
-    settings: Mapping[str, Any] | None = None
-    """lm-eval's generation settings of a generation."""
-
-    def key(self, plan: Plan, variant: Variant) -> str:
-        """Fingerprint of everything that can change a variant's answer."""
-        return fingerprint([plan.digest, variant.digest, asdict(self)])
 
 
 @register_model("kvbench")
@@ -215,7 +199,7 @@ class KVBench(HFLM):  # type: ignore[misc]
         stop = replace(
             work.stop,
             min_new_tokens=int(settings.get("min_new_tokens", 0)),
-            ends=_StopText(until, self.tokenizer),
+            ends=StopText(until, self.tokenizer),
         )
         work = replace(work, stop=stop)
         found = generated(self.loaded, work, variants, text_of, _Silent(), self._take)
@@ -260,54 +244,6 @@ class _Silent:
 
     def generated(self, tokens: int) -> None:
         """Say nothing."""
-
-
-class _StopText:
-    """Whether the newest of some generated ids complete a stop text."""
-
-    def __init__(self, texts: Sequence[str], tokenizer: Any) -> None:
-        self._texts = [text for text in texts if text]
-        self._tokenizer = tokenizer
-        # A token writes at least one byte, or is special; one more, as a first token may lose its
-        # leading space.
-        self._window = 1 + max((len(text.encode()) for text in self._texts), default=0)
-
-    def __call__(self, ids: Sequence[int]) -> bool:
-        newest = self._tokenizer.decode(ids[-self._window :])
-        return any(text in newest for text in self._texts)
-
-
-def generation_request(arguments: Sequence[Any]) -> Request:
-    """The request of a generation's arguments (context, settings) in lm-eval."""
-    context, settings = arguments[:2]
-    return Request(context, None, dict(settings))
-
-
-def greedy_settings(asked: Mapping[str, Any], task: str) -> dict[str, Any]:
-    """Return a task's generation settings in lm-eval's normal form.
-
-    Args:
-        asked: as the task or --gen_kwargs states them.
-        task: its name, for complaints.
-
-    Returns:
-        `until`, `max_gen_toks` and what else was asked for.
-
-    Raises:
-        UserError: they ask for something else than greedy decoding.
-    """
-    settings = dict(normalize_gen_kwargs(dict(asked)))
-    for name, value in settings.items():
-        if name in _GREEDY and value != _GREEDY[name]:
-            raise UserError(
-                f"{task} asks for {name}={value}, and kvbench decodes greedily: add --gen_kwargs"
-                f" {name}={_GREEDY[name]} after --"
-            )
-        if name not in (*_GREEDY, *_WITHOUT_EFFECT, "until", "max_gen_toks", "min_new_tokens"):
-            raise UserError(
-                f"{task} asks for {name}={value}, a generation setting that kvbench does not have"
-            )
-    return settings
 
 
 def plan_of_words(words: Sequence[str]) -> Plan:

@@ -16,15 +16,14 @@ from typing import Any
 
 from kvbench.ledger import Ledger
 from kvbench.lmeval.answers import Answer
-from kvbench.lmeval.model import KVBench, Request, generation_request, greedy_settings
+from kvbench.lmeval.loading import LOCAL_DATA, asked_settings
+from kvbench.lmeval.model import KVBench
+from kvbench.lmeval.requests import Request, generation_request, greedy_settings
 from kvbench.plan import Plan, Variant, fingerprint
 from kvbench.record import Record, Writer, lines_of_kind, now, run_header
 
 SUITE = "lm-eval"
 """What stands for the suite in headers and records."""
-
-LOCAL_DATA = "local data"
-"""The group that tasks with local data are loaded in; no group of lm-eval's."""
 
 
 class Answers:
@@ -104,11 +103,6 @@ def _column(
         "max_new_tokens": int(asked.get("max_gen_toks", 0)),
         "one_token_answers": False,
     }
-
-
-def asked_settings(task: Any, settings: Any) -> dict[str, Any]:
-    """Generation settings of a task, with what --gen_kwargs changes."""
-    return {**(task.config.generation_kwargs or {}), **(settings.gen_kwargs or {})}
 
 
 def _sample_count(name: str, task: Any, settings: Any, limit: float | None) -> int:
