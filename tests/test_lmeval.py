@@ -413,6 +413,9 @@ def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
         lengths[protocol["num_fewshot"]] = [r.prompt_tokens for r in shard.records]
         assert protocol["chat_template"] == ("official" if protocol["num_fewshot"] else "none")
     assert all(a > b for a, b in zip(lengths[1], lengths[None], strict=True))
+    shown = CliRunner().invoke(app, ["report", "run"]).stdout
+    assert 'lm-eval: few-shot 1, fewshot_as_multiturn true, system_instruction "Be brief."' in shown
+    assert "lm-eval: few-shot as each task says, gen_kwargs" in shown
 
 
 def test_a_group_of_tasks_is_one_column_and_a_pattern_names_several(elsewhere, local_tasks):
