@@ -10,7 +10,7 @@ import inspect
 import io
 import tokenize
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources, util
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,19 @@ class Choice:
 
 
 def choices(group: str) -> list[Choice]:
-    """Return the files of `conf/<group>`, by name; none where the group is empty."""
+    """Return the files of `conf/<group>`, by name; none where the group is empty.
+
+    Those of a folder inside are named with it: `kvcrush/table2`.
+    """
     folder = resources.files("kvbench.conf").joinpath(group)
     if not folder.is_dir():
         return []
     found = []
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
-        if file.name.endswith(".yaml"):
+        if file.is_dir():
+            inside = choices(f"{group}/{file.name}")
+            found += [replace(c, name=f"{file.name}/{c.name}") for c in inside]
+        elif file.name.endswith(".yaml"):
             text = file.read_text(encoding="utf-8")
             config = yaml.safe_load(text) or {}
             about = _leading_comment(text) or _class_line(str(config.get("_target_", "")))

@@ -11,7 +11,7 @@ t tokens fed at once, D head dim.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -48,6 +48,8 @@ class Stop:
     max_new_tokens: int
     min_new_tokens: int = 0
     """Tokens before which no stop id may be chosen."""
+    ends: Callable[[Sequence[int]], bool] | None = None
+    """Whether the ids generated so far end it, the last one kept: stop texts of several tokens."""
 
 
 def decode(
@@ -86,10 +88,8 @@ def decode(
     caches.clear()
     room = len(feed) + stop.max_new_tokens
     with torch.inference_mode():
+        positions = _next_positions(batch, start)
         run = _Rows(batch, model.geometry.kv_heads, room)
-        positions = torch.tensor(
-            [[start if c.next_position is None else c.next_position] for c in batch]
-        )
         batch.clear()
         return _greedy(model, run, positions, stop, first_logits, feed, wanted, on_token)
 
@@ -105,6 +105,74 @@ def _first_row(band: Band) -> Band:
     return Band(band.k[:, :1].clone(), band.v[:, :1].clone(), band.positions[:, :1].clone())
 
 
+def continuation_logits(
+    model: LoadedModel, caches: Sequence[Compressed], start: int, feeds: Sequence[Sequence[int]]
+) -> list[Tensor]:
+    """Feed each cache its own tokens and return the logits after each of them.
+
+    Rows that merge or evict while decoding are fed token by token, as in a generation; the others
+    all at once. Shorter feeds are padded behind, where none of their own tokens looks.
+
+    Args:
+        model: the model.
+        caches: one per feed; left as they are, and may repeat.
+        start: T, position of the first token fed, unless a cache says otherwise.
+        feeds: token ids, at least one of them not empty.
+
+    Returns:
+        [tokens fed, vocabulary] float32 per cache, in order.
+    """
+    longest = max(map(len, feeds))
+    padded = torch.tensor([[*feed, *[0] * (longest - len(feed))] for feed in feeds])
+    with torch.inference_mode():
+        positions = _next_positions(caches, start)
+        run = _Rows(list(caches), model.geometry.kv_heads, longest)
+        step = 1 if run.absorbs else longest
+        with _feeding(model, run, positions) as forward:
+            fed = [forward(padded[:, i : i + step], 0) for i in range(0, longest, step)]
+        logits = torch.cat(fed, 1)
+    return [row[: len(feed)] for row, feed in zip(logits, feeds, strict=True)]
+
+
+def _next_positions(caches: Sequence[Compressed], start: int) -> Tensor:
+    """Position of the first token fed to each cache: [V, 1]."""
+    return torch.tensor([[start if c.next_position is None else c.next_position] for c in caches])
+
+
+@contextmanager
+def _feeding(
+    model: LoadedModel, run: _Rows, positions: Tensor
+) -> Iterator[Callable[[Tensor, int], Tensor]]:
+    """Give a forward over the rows of a run.
+
+    It takes ids [V, t] and how many of their logits to return, 0 for all: [V, that, vocabulary].
+    """
+    recording = recording_pre_rope(model.network) if run.reads_pre_rope else nullcontext()
+    with recording as recorder:
+        run.recorder = recorder
+
+        def forward(ids: Tensor, logits_to_keep: int) -> Tensor:
+            nonlocal positions
+            at = positions + torch.arange(ids.shape[1])
+            positions = positions + ids.shape[1]
+            run.begin(at.to(model.device))
+            output = model.network(
+                input_ids=ids.to(model.device),
+                position_ids=at.to(model.device),
+                past_key_values=None,
+                use_cache=False,
+                logits_to_keep=logits_to_keep,
+                kvbench=run,
+            )
+            run.merge_full_tails()
+            for row, position in run.renumbered():
+                positions[row] = position
+            logits: Tensor = output.logits.float()
+            return logits
+
+        yield forward
+
+
 def _greedy(
     model: LoadedModel,
     run: _Rows,
@@ -116,31 +184,9 @@ def _greedy(
     on_token: Callable[[int], None],
 ) -> list[Generation]:
     width = positions.shape[0]
-    recording = recording_pre_rope(model.network) if run.reads_pre_rope else nullcontext()
-    with recording as recorder:
-        run.recorder = recorder
-
-        def forward(ids: Tensor) -> Tensor:
-            nonlocal positions
-            at = positions + torch.arange(ids.shape[1])
-            positions = positions + ids.shape[1]
-            run.begin(at.to(model.device))
-            output = model.network(
-                input_ids=ids.to(model.device),
-                position_ids=at.to(model.device),
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=1,
-                kvbench=run,
-            )
-            run.merge_full_tails()
-            for row, position in run.renumbered():
-                positions[row] = position
-            logits: Tensor = output.logits[:, -1].float()
-            return logits
-
+    with _feeding(model, run, positions) as forward:
         if feed:
-            logits = forward(torch.tensor(feed).expand(width, -1))
+            logits = forward(torch.tensor(feed).expand(width, -1), 1)[:, -1]
         elif first_logits is not None:
             if first_logits.dim() == 2:
                 filling = first_logits[-1:].expand(width - wanted, -1)
@@ -159,12 +205,14 @@ def _greedy(
             for row in list(running):
                 if chosen[row] in stop.ids:
                     running.discard(row)
-                else:
-                    written[row].append(chosen[row])
+                    continue
+                written[row].append(chosen[row])
+                if stop.ends is not None and stop.ends(written[row]):
+                    running.discard(row)
             on_token(len(running))
             if not running or step + 1 == stop.max_new_tokens:
                 break
-            logits = forward(torch.tensor(chosen)[:, None])
+            logits = forward(torch.tensor(chosen)[:, None], 1)[:, -1]
     return [
         Generation(tuple(written[row]), row not in running, run.tail_bytes(row))
         for row in range(wanted)
@@ -194,6 +242,11 @@ class _Rows:
             for g in groups
             for s in g.stores.values()
         )
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether any store merges or evicts while decoding."""
+        return any(group.absorbs for groups in self._layers for group in groups)
 
     def begin(self, at: Tensor) -> None:
         """Take the positions [V, t] of the tokens about to be fed."""
@@ -282,6 +335,11 @@ class _Group:
                 k[slot, :, :n], v[slot, :, :n], at[slot, :, :n] = band.k, band.v, band.positions
             self._buffers.append((k, v, at, n))
         self._tail: list[Tail] = []
+
+    @property
+    def absorbs(self) -> bool:
+        """Whether its stores absorb tails at all."""
+        return self._every > 0
 
     @property
     def is_full(self) -> bool:

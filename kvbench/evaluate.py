@@ -80,7 +80,7 @@ class Outcome:
 
 
 @dataclass(frozen=True)
-class _Ready:
+class Ready:
     """A variant that waits to be decoded."""
 
     outcome: Outcome
@@ -102,7 +102,25 @@ def evaluate(
     Variants that prune during the prefill have one of their own; all decode together, as far as
     the width and the memory allow.
     """
-    waiting: list[_Ready] = []
+    for found in compressed_batches(model, work, variants, watch, take):
+        if isinstance(found, Outcome):
+            yield found
+        else:
+            yield from _decoded(model, work, found, watch)
+
+
+def compressed_batches(
+    model: LoadedModel,
+    work: Work,
+    variants: Sequence[Variant],
+    watch: Watcher,
+    take: Capture = capture,
+) -> Iterator[list[Ready] | Outcome]:
+    """Yield the variants compressed, in batches to be computed together, and those that failed.
+
+    Whoever takes a batch empties it, so that its caches are freed before the next one is made.
+    """
+    waiting: list[Ready] = []
     for plan, sharing in _by_prefill(model, work, variants).items():
         watch.phase("prefill")
         started = time.perf_counter()
@@ -122,13 +140,13 @@ def evaluate(
                 continue
             taken = prefill.nbytes + ready.nbytes + sum(r.nbytes for r in waiting)
             if waiting and (taken > work.memory_bytes or len(waiting) == work.width):
-                yield from _decoded(model, work, waiting, watch)
+                yield waiting
             waiting.append(ready)
             del ready
         # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
         del prefill
     if waiting:
-        yield from _decoded(model, work, waiting, watch)
+        yield waiting
 
 
 def _by_prefill(
@@ -149,12 +167,13 @@ def _prefilled(
     variants: Sequence[Variant],
     take: Capture,
 ) -> Prefill:
-    """The prefill that these variants share.
+    """The prefill that these variants share; nothing is captured for those that keep it whole.
 
     Raises:
         MemoryError: it would need more than the work may take.
     """
-    needs = reduce(or_, (v.method.needs for v in variants), Needs())
+    compressing = (v for v in variants if not v.budget.keeps_whole(len(work.head)))
+    needs = reduce(or_, (v.method.needs for v in compressing), Needs())
     needed = prefill_bytes(model, len(work.head), needs)
     if plan is None and needed > work.memory_bytes:
         raise MemoryError(
@@ -166,7 +185,7 @@ def _prefilled(
 
 def _compressed(
     model: LoadedModel, work: Work, variant: Variant, prefill: Prefill, capture_s: float
-) -> _Ready:
+) -> Ready:
     """Compress for one variant and weigh what it holds."""
     started = time.perf_counter()
     with torch.inference_mode():
@@ -179,11 +198,11 @@ def _compressed(
         compress_s=time.perf_counter() - started,
     )
     nbytes = decode_bytes(cache, work.later_tokens, model)
-    return _Ready(outcome, cache, prefill.last_logits, nbytes)
+    return Ready(outcome, cache, prefill.last_logits, nbytes)
 
 
 def _decoded(
-    model: LoadedModel, work: Work, waiting: list[_Ready], watch: Watcher
+    model: LoadedModel, work: Work, waiting: list[Ready], watch: Watcher
 ) -> Iterator[Outcome]:
     """Decode those that wait as one batch; `waiting` is emptied."""
     outcomes = [ready.outcome for ready in waiting]

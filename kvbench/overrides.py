@@ -38,3 +38,11 @@ def nested_group(path: str) -> str:
 def users_words(text: str) -> str:
     """Hydra's spelling of a nested method inside a text, as the user writes it."""
     return re.sub(r"method@method\.([\w.]+)", lambda m: "method/" + m[1].replace(".", "/"), text)
+
+
+def quoted(word: str) -> str:
+    """A text as Hydra reads it back unchanged, whatever it holds."""
+    # Hydra unescapes a quote after backslashes, and halves only the backslashes before a quote.
+    parts = word.split("'")
+    escaped = [p + "\\" * (len(p) - len(p.rstrip("\\"))) for p in parts]
+    return "'" + "\\'".join(escaped) + "'"

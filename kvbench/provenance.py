@@ -22,6 +22,7 @@ _LIBRARIES = (
     "datasets",
     "huggingface-hub",
     "hydra-core",
+    "lm_eval",
     "rouge",
     "rouge-score",
     "jieba",

@@ -184,8 +184,16 @@ class Writer:
         Raises:
             UserError: the file system refuses (no space left, read-only, ...).
         """
+        self.append_line("record", asdict(record))
+
+    def append_line(self, kind: str, values: Mapping[str, Any]) -> None:
+        """Write one line of another kind, which readers of records skip.
+
+        Raises:
+            UserError: the file system refuses (no space left, read-only, ...).
+        """
         try:
-            _append_line(self._shard, {"kind": "record", **asdict(record)})
+            _append_line(self._shard, {"kind": kind, **values})
         except OSError as error:
             raise _unwritable(self.out, error) from error
 
@@ -249,6 +257,12 @@ def read_shards(out: Path) -> list[Shard]:
         records = tuple(_record(line) for line in lines if line.get("kind") == "record")
         found.append(Shard(path, header, records))
     return found
+
+
+def lines_of_kind(out: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a kind of every shard of a run folder, oldest shard first."""
+    for path in sorted(out.glob("*.jsonl")):
+        yield from (line for line in _lines(path) if line.get("kind") == kind)
 
 
 def distinct(shards: list[Shard]) -> Iterator[tuple[Shard, Record]]:

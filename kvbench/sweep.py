@@ -32,7 +32,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
-from kvbench.overrides import hydra_words
+from kvbench.overrides import hydra_words, quoted
 from kvbench.plan import Plan, plan_from_config
 from kvbench.ray_launcher import RayLauncher
 from kvbench.suggest import did_you_mean
@@ -41,11 +41,12 @@ if TYPE_CHECKING:
     from kvbench.run import Summary
 
 
-def run_words(words: Sequence[str]) -> None:
+def run_words(words: Sequence[str], job: TaskFunction | None = None) -> None:
     """Run what Hydra's own words and flags ask for.
 
     Args:
         words: overrides and flags, as after `kvbench run`.
+        job: runs one job's configuration and returns its Summary; default: `run_job`.
 
     Raises:
         UserError: anything the user got wrong, Hydra's own complaints included.
@@ -62,7 +63,7 @@ def run_words(words: Sequence[str]) -> None:
     _check_launcher(words)
     sys.argv = ["kvbench run", *words]  # where Hydra reads them
     try:
-        entry(run_job)()
+        entry(job or run_job)()
     except HydraException as error:
         raise UserError(one_line(error, words)) from error
     except OmegaConfBaseException as error:
@@ -222,11 +223,4 @@ def _is_variant_axis(key: str) -> bool:
 
 def _quoted_list(words: Sequence[str]) -> str:
     """Hydra's spelling of a list of strings, whatever they hold."""
-    return "[" + ",".join(_quoted(word) for word in words) + "]"
-
-
-def _quoted(word: str) -> str:
-    # Hydra unescapes a quote after backslashes, and halves only the backslashes before a quote.
-    parts = word.split("'")
-    escaped = [p + "\\" * (len(p) - len(p.rstrip("\\"))) for p in parts]
-    return "'" + "\\'".join(escaped) + "'"
+    return "[" + ",".join(quoted(word) for word in words) + "]"

@@ -158,7 +158,7 @@ def test_a_config_folder_of_the_users_own_adds_choices(elsewhere: Path) -> None:
         ("methods", ["spindlekv", "snapkv_kvf", "Keep the whole prompt"]),
         ("tasks", ["longbench", "repobench-p", "Its answers are one token"]),
         ("models", ["smollm2-135m", "llama3-8b-instruct", "phi-3-mini-4k-instruct"]),
-        ("experiments", ["first-table"]),
+        ("experiments", ["first-table", "kvcrush/table2"]),
     ],
 )
 def test_list_names_each_choice_with_a_line_about_it(kind: str, named: list[str]) -> None:

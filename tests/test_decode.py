@@ -9,9 +9,10 @@ from kvbench.budget import Budget
 from kvbench.cache.codebook import CodebookStore
 from kvbench.cache.store import Compressed
 from kvbench.capture import capture
-from kvbench.decode import Stop, decode
+from kvbench.decode import Stop, continuation_logits, decode
 from kvbench.fit import fit, keep_whole
 from kvbench.method import Needs
+from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
@@ -215,3 +216,50 @@ def test_batched_equals_alone_on_the_embedded_model(smollm2):
 
     together = texts(caches)
     assert [texts([c])[0] for c in caches] == together
+
+
+def _followers(tiny: LoadedModel, prefill: Prefill) -> tuple[list[Compressed], list[Compressed]]:
+    """Variants that leave their rows alone while decoding, and variants that merge or evict."""
+    summed = capture(tiny, _ids(130), Needs(window=64, pre_rope_keys=True, column_sums=True))
+    evicting = fit(H2O(during_decode=True), summed, Budget(fraction=0.3))
+    caches = [*_variants(prefill), evicting]
+    moving = [c for c in caches if c.layers[0].absorb_every]
+    return [c for c in caches if not c.layers[0].absorb_every], moving
+
+
+@pytest.mark.parametrize("moving", [False, True], ids=["still", "merging or evicting"])
+def test_logits_of_a_fed_generation_name_the_tokens_that_were_generated(tiny, prefill, moving):
+    caches = _followers(tiny, prefill)[moving]
+    written = _tokens(tiny, prefill, caches)
+    lengths = [len(ids) - 1 - i for i, ids in enumerate(written)]  # ragged
+    feeds = [ids[:n] for ids, n in zip(written, lengths, strict=True)]
+    found = continuation_logits(tiny, caches, prefill.tokens, feeds)
+    for logits, ids, n in zip(found, written, lengths, strict=True):
+        assert logits.shape == (n, tiny.network.config.vocab_size)
+        assert tuple(logits.argmax(-1).tolist()) == ids[1 : n + 1]
+
+
+@pytest.mark.parametrize("moving", [False, True], ids=["still", "merging or evicting"])
+def test_logits_of_ragged_feeds_are_those_of_each_feed_alone(tiny, prefill, moving):
+    caches = _followers(tiny, prefill)[moving]
+    feeds = [_ids(1 + 4 * i, seed=i).tolist() for i in range(len(caches))]
+    together = continuation_logits(tiny, caches, prefill.tokens, feeds)
+    for cache, feed, logits in zip(caches, feeds, together, strict=True):
+        (alone,) = continuation_logits(tiny, [cache], prefill.tokens, [feed])
+        assert torch.allclose(logits, alone, atol=1e-4)
+
+
+def test_logits_over_the_whole_cache_are_those_of_the_stock_model(tiny, prefill):
+    feeds = [_ids(n, seed=n).tolist() for n in (7, 1, 63)]
+    found = continuation_logits(tiny, [keep_whole(prefill)] * 3, 130, feeds)
+    for feed, logits in zip(feeds, found, strict=True):
+        ids = torch.cat([_ids(130), torch.tensor(feed)])[None]
+        with torch.inference_mode():
+            expected = tiny.network(input_ids=ids).logits[0, 130:]
+        assert torch.allclose(logits, expected, atol=1e-4)
+
+
+def test_a_generation_ends_where_its_ids_say_and_keeps_the_last_one(tiny, prefill):
+    (free,) = _tokens(tiny, prefill, [keep_whole(prefill)])
+    stop = Stop(NEVER, 12, ends=lambda ids: len(ids) == 5)
+    assert _tokens(tiny, prefill, [keep_whole(prefill)], stop=stop) == [free[:5]]

@@ -40,7 +40,9 @@ def protocol_card(table: Table) -> list[str]:
     revision = model.get("revision")
     hashes = json.dumps(_data_hashes(table), sort_keys=True)
     widths = sorted({r.decode_width for row in table.rows for r in row.records if r.decode_width})
-    libraries = [f"{name} {header['versions'].get(name)}" for name in _LIBRARIES]
+    by_lm_eval = header["suite"] == "lm-eval"
+    names = (*_LIBRARIES, *["lm_eval"] * by_lm_eval)
+    libraries = [f"{name} {header['versions'].get(name)}" for name in names]
     commits = dict.fromkeys(_commit(h["git"]) for h in table.headers)
     return [
         f"model {model['name']}: {model['path']}"
@@ -55,6 +57,7 @@ def protocol_card(table: Table) -> list[str]:
         f" first_token {protocol['first_token']},"
         f" code similarity {protocol['code_similarity']},"
         f" decoded {_span(widths)} rows wide",
+        *[f"lm-eval: {_lm_eval_settings(protocol)}"] * by_lm_eval,
         f"data: {data['description']}"
         + (f" at {data['revision'][:12]}" if data.get("revision") else "")
         + f", hash {hashlib.blake2b(hashes.encode(), digest_size=6).hexdigest()}",
@@ -106,6 +109,16 @@ def _data_hashes(table: Table) -> dict[str, str]:
     for header in table.headers:
         hashes |= header["data"]["hashes"]
     return hashes
+
+
+def _lm_eval_settings(protocol: Mapping[str, Any]) -> str:
+    """The flags of lm-eval that change a prompt or an answer; a null few-shot is the task's own."""
+    shots = protocol["num_fewshot"]
+    said = [f"few-shot {'as each task says' if shots is None else shots}"]
+    for name in ("fewshot_as_multiturn", "system_instruction", "gen_kwargs", "seed"):
+        if protocol[name]:
+            said.append(f"{name} {json.dumps(protocol[name], ensure_ascii=False)}")
+    return ", ".join(said)
 
 
 def _span(values: list[int]) -> str:

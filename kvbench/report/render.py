@@ -137,6 +137,8 @@ def _all_notes(table: Table, columns: list[Column]) -> list[str]:
 def _title(table: Table) -> str:
     header = table.headers[-1]
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
+    if header["suite"] == "lm-eval":
+        suite = "lm-evaluation-harness"
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 

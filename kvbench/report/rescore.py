@@ -63,6 +63,8 @@ def scores_of(path: Path, code_similarity: str | None = None, by_length: bool = 
         score_file = score_predictions_file_by_length if by_length else score_predictions_file
         return Scores({path.stem: score_file(path, backend)})
     shards = read_shards(path)
+    if any(shard.header["suite"] == "lm-eval" for shard in shards):
+        raise UserError(f"{path} was scored by lm-eval, which alone can score it again")
     if shards:
         return _run_scores(path, shards, code_similarity)
     return Scores(score_predictions_folder(path, backend, by_length))

@@ -1,0 +1,143 @@
+"""`kvbench lm-eval`: kvbench's words before `--`, lm-eval's own flags behind it.
+
+kvbench's words make the plan, as in `kvbench run`; lm-eval builds the prompts and computes the
+metrics. Each variant is one evaluation of lm-eval's; all share the prefills of the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import redirect_stderr
+from importlib.util import find_spec
+from io import StringIO
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig
+
+from kvbench.errors import UserError
+from kvbench.overrides import quoted
+from kvbench.plan import Plan, plan_from_config
+from kvbench.sweep import run_words
+
+if TYPE_CHECKING:
+    from kvbench.run import Summary
+
+_OWN_WORDS = {"tasks": "lm_eval.tasks", "data": "lm_eval.data"}
+
+_REFUSED_WORDS = {
+    "task": "name lm-eval's tasks with tasks=NAME,NAME",
+    "hub_repo": "lm-eval's tasks name their own data",
+    "data_revision": "lm-eval's tasks name their own data",
+    "shards": "a job runs all documents of its model",
+    "shard": "a job runs all documents of its model",
+    "decode_width": "each prompt decodes as wide as it has different caches",
+    "protocol": "lm-eval makes the prompts; protocol.first_token is the one word that counts here",
+}
+_PROTOCOL_WORD = "protocol.first_token"
+
+_REFUSED_FLAGS = {
+    "config": "give the flags themselves",
+    "model": "kvbench's word model=NAME says it",
+    "model_args": "kvbench's words model.FIELD=VALUE say it",
+    "device": "kvbench's word model.device=NAME says it",
+    "tasks": "kvbench's word tasks=NAME,NAME says it",
+    "use_cache": "the run folder holds every answer: the same command goes on",
+    "wandb_args": "kvbench report reads the records",
+    "wandb_config_args": "kvbench report reads the records",
+    "trackio_args": "kvbench report reads the records",
+    "hf_hub_log_args": "give --output_path, and upload that",
+}
+
+
+def run_lm_eval(words: Sequence[str]) -> None:
+    """Evaluate the variants that the words name on lm-eval's tasks.
+
+    Args:
+        words: kvbench's words, and lm-eval's flags after `--`.
+
+    Raises:
+        UserError: anything the user got wrong, lm-eval's own complaints included.
+    """
+    if find_spec("lm_eval") is None:
+        raise UserError("lm-eval is not installed: pip install 'kvbench[lmeval]'")
+    border = list(words).index("--") if "--" in words else len(words)
+    flags = list(words[border + 1 :])
+    if any(flag in ("-h", "--help") for flag in flags):
+        _parsed(["--help"])
+    settings = _settings(flags)
+
+    def job(config: DictConfig) -> Summary:
+        from kvbench.lmeval.evaluation import evaluate
+
+        plan = plan_from_config(config, list(HydraConfig.get().overrides.task))
+        _check_plan(plan)
+        return evaluate(plan, settings)
+
+    run_words(own_words(words[:border]), job)
+
+
+def own_words(words: Sequence[str]) -> list[str]:
+    """Spell the words of this command as Hydra's overrides.
+
+    Raises:
+        UserError: a word is `kvbench run`'s and means nothing here.
+    """
+    spelt = ["shards=1"]  # whatever the launcher: lm-eval's metrics need all documents
+    for word in words:
+        name, equals, value = word.partition("=")
+        refused = _REFUSED_WORDS.get(name.lstrip("+~").partition(".")[0])
+        if refused and name != _PROTOCOL_WORD:
+            raise UserError(f"{word} has no part in kvbench lm-eval: {refused}")
+        if name in _OWN_WORDS and equals:
+            word = f"{_OWN_WORDS[name]}={quoted(value)}"
+        spelt.append(word)
+    if not any(word.startswith("out=") for word in spelt):
+        spelt.append("out='results/runs/${model.name}-lm-eval'")
+    return spelt
+
+
+def _check_plan(plan: Plan) -> None:
+    if not plan.config["lm_eval"]["tasks"]:
+        raise UserError("no task is named: give tasks=gsm8k, or several with commas")
+
+
+def _settings(flags: Sequence[str]) -> Any:
+    """lm-eval's settings of its flags, checked by lm-eval.
+
+    Raises:
+        UserError: a flag is unknown, has a bad value, or has no part here.
+    """
+    quiet = logging.getLogger("lm_eval")
+    quiet.setLevel(os.environ.get("LMEVAL_LOG_LEVEL", "ERROR").upper())
+    from lm_eval.config.evaluate_config import EvaluatorConfig
+
+    given = _parsed(flags)
+    for name, reason in _REFUSED_FLAGS.items():
+        if getattr(given, name, None):
+            raise UserError(f"--{name} has no part in kvbench lm-eval: {reason}")
+    try:
+        return EvaluatorConfig.from_cli(given)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+
+
+def _parsed(flags: Sequence[str]) -> Any:
+    """The namespace that lm-eval's own parser makes of flags; --help prints and exits."""
+    import argparse
+
+    from lm_eval._cli.run import Run
+
+    subparsers = argparse.ArgumentParser(prog="kvbench lm-eval ... --").add_subparsers()
+    Run.create(subparsers)
+    said = StringIO()
+    try:
+        with redirect_stderr(said):
+            return subparsers.choices["run"].parse_args(list(flags))
+    except SystemExit as error:
+        if not error.code:
+            raise
+        last = said.getvalue().strip().splitlines()[-1]
+        raise UserError(f"{last.partition('error: ')[2]} (after --, lm-eval's flags)") from error

@@ -1,0 +1,1 @@
+"""Task files that lm-eval lacks, and the functions that they name."""
