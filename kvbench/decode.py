@@ -48,6 +48,13 @@ class Stop:
     max_new_tokens: int
     min_new_tokens: int = 0
     """Tokens before which no stop id may be chosen."""
+    leading_ids: frozenset[int] = frozenset()
+    """Of `ids`: those that go on instead of ending it while nothing else has been written."""
+
+    def ends(self, token: int, written: Sequence[int]) -> bool:
+        """Whether a token ends the generation after those written."""
+        leading = token in self.leading_ids and self.leading_ids.issuperset(written)
+        return token in self.ids and not leading
 
 
 def decode(
@@ -157,7 +164,7 @@ def _greedy(
                 logits = logits.index_fill(1, torch.tensor(stops, device=logits.device), -torch.inf)
             chosen = logits.argmax(-1).tolist()
             for row in list(running):
-                if chosen[row] in stop.ids:
+                if stop.ends(chosen[row], written[row]):
                     running.discard(row)
                 else:
                     written[row].append(chosen[row])
