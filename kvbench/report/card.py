@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kvbench.report.needle import is_needle, needle_notes
 from kvbench.report.tables import Row, Table
 
 _LIBRARIES = ("kvbench", "torch", "transformers", "rouge", "jieba", "rapidfuzz")
@@ -17,7 +18,7 @@ def notes(table: Table) -> list[str]:
     lines = []
     if table.headers[-1]["data"]["setting"] == "sample":
         lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
-    lines.append(_samples_per_task(table))
+    lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
     lines += [line for row in table.rows for line in _missing(table, row)]
     if any(len(b) > 1 for b in _budgets(table).values()):
         lines.append("Bold: best of the methods at one budget, FullKV excluded.")

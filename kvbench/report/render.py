@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.report.card import notes, protocol_card, summary_of_missing
+from kvbench.report.needle import is_needle, needle_columns
 from kvbench.report.tables import Row, Table, tables_of
 
 FULL_AVERAGE = 16
@@ -42,6 +43,9 @@ _SHORT = {
     "repobench-p": "RB.P",
 }
 
+_SUITES = {"Needle": "Needle-in-a-Haystack", "RULER": "RULER's synthetic tasks"}
+"""Column group of a suite's tasks -> its name."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -73,6 +77,8 @@ def report(folder: Path, form: str, *, per_task: bool, to_file: bool) -> str:
 
 def columns_of(table: Table, per_task: bool) -> list[Column]:
     """Return the score columns: tasks or groups, then AVG."""
+    if is_needle(table):
+        return [Column(*column) for column in needle_columns(table)]
     columns = []
     rows = table.rows
     if per_task:
@@ -137,6 +143,7 @@ def _all_notes(table: Table, columns: list[Column]) -> list[str]:
 def _title(table: Table) -> str:
     header = table.headers[-1]
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
+    suite = _SUITES.get(table.tasks[0].group, suite)
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 

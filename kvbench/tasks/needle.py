@@ -80,7 +80,7 @@ class Needle:
 
     family: str = "classic"
     """classic, or numbers by key: single, multi_key, multi_value, multi_query."""
-    lengths: tuple[int, ...] | list[int] | str | int = (512, 1024, 2048, 4096)
+    lengths: tuple[int, ...] | list[int] | str | int = (512, 1024, 2048)
     """Tokens, `reserve` included: a list, or start:stop:step."""
     depths: tuple[int, ...] | list[int] | str | int = DEPTHS
     """Percent of the text before the needle: a list, or start:stop:step."""
