@@ -85,6 +85,8 @@ def save(drawn: Figure, folder: Path, name: str) -> list[Path]:
         UserError: the folder cannot be written to.
     """
     paths = [folder / f"{name}.{form}" for form in _UNDATED]
+    drawn.draw_without_rendering()
+    drawn.set_layout_engine("none")  # laid out once, not once for each format
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in paths:
