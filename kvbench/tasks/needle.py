@@ -195,7 +195,7 @@ class Needle:
         names += [f"distractor_{i}" for i in range(1, len(needles) - asked + 1)]
         return Sample(
             task=task,
-            id=f"{length} tokens, depth {depth}",
+            id=f"{length} at {depth}%",
             context=context,
             input=search.question,
             answers=search.answers,
