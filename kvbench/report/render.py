@@ -44,7 +44,7 @@ _SHORT = {
 }
 
 _SUITES = {"Needle": "Needle-in-a-Haystack", "RULER": "RULER's synthetic tasks"}
-"""Column group of a suite's tasks -> its name."""
+"""First word of the column groups of a suite -> its name."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def _all_notes(table: Table, columns: list[Column]) -> list[str]:
 def _title(table: Table) -> str:
     header = table.headers[-1]
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
-    suite = _SUITES.get(table.tasks[0].group, suite)
+    suite = _SUITES.get(table.tasks[0].group.partition(" ")[0], suite)
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 
