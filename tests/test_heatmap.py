@@ -41,6 +41,7 @@ def needle_header(
         "_target_": "kvbench.tasks.needle.Needle",
         "lengths": lengths,
         "depths": depths,
+        "profile": "chat",
     }
     made["data"] |= {"setting": "needle", "description": "hay", "hashes": {"needle": "h"}}
     return {**made, **changes}
@@ -127,7 +128,8 @@ def test_the_table_has_both_accuracies_and_marks_what_lacks_cells(folder: Path) 
     assert "| fullkv | 1 | 0.210 | 100.00 | 100.00 | 50.00 |" in text
     assert "50.00* | 25.00* | 25.00* |" in text
     assert "snapkv@0.2 lacks 1 of 4 in needle" in text
-    assert "4 cells, 500 to 1000 tokens x depths 0 to 100%" in text
+    assert "4 cells, 500 to 1000 tokens x depths 0 to 100%, profile chat; accuracy" in text
+    assert "prompts made to their length and never cut" in text
 
 
 def test_report_writes_each_figure_in_three_forms_and_says_where(folder: Path) -> None:

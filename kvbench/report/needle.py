@@ -11,6 +11,7 @@ from statistics import fmean
 
 from kvbench.record import Record
 from kvbench.report.tables import Row, Table
+from kvbench.tasks import ruler
 from kvbench.tasks.haystack import grid_of
 from kvbench.tasks.needle import GROUP
 
@@ -30,11 +31,19 @@ class Grid:
     """Main score of the task, whose mean over cells is the accuracy."""
     lengths: tuple[int, ...]
     depths: tuple[int, ...]
+    profile: str
+    """classic or chat: whether the prompt stands in the tokenizer's chat template."""
 
 
 def is_needle(table: Table) -> bool:
     """Whether all tasks of a table are needles."""
     return all(task.group == GROUP for task in table.tasks)
+
+
+def sized_suite(table: Table) -> str | None:
+    """Name of the suite where prompts are made to a length and never cut; None elsewhere."""
+    names = {GROUP: "Needle-in-a-Haystack", ruler.GROUP: "RULER's synthetic tasks"}
+    return names.get(table.tasks[0].group.partition(" ")[0])
 
 
 def grids(table: Table) -> list[Grid]:
@@ -52,7 +61,8 @@ def grids(table: Table) -> list[Grid]:
         ]
         records = [r for row in table.rows for r in row.records if r.task == task.name]
         metric = next((r.metric for r in records if r.metric), "score")
-        found.append(Grid(task.name, metric, *(tuple(sorted(axis)) for axis in axes)))
+        lengths, depths = (tuple(sorted(axis)) for axis in axes)
+        found.append(Grid(task.name, metric, lengths, depths, asked[-1]["profile"]))
     return found
 
 
@@ -139,11 +149,12 @@ def needle_notes(table: Table) -> list[str]:
         cells = len(grid.lengths) * len(grid.depths)
         lines.append(
             f"{grid.task}: {cells} cells, {_range(grid.lengths)} tokens x depths"
-            f" {_range(grid.depths)}%; accuracy is the mean {grid.metric} over cells, x100."
+            f" {_range(grid.depths)}%, profile {grid.profile}; accuracy is the mean {grid.metric}"
+            " over cells, x100."
         )
     lines.append(
         f"Methods that keep the newest tokens keep a needle at depth {END}%: see the column without"
-        " it. Prompts are never cut."
+        " it."
     )
     return lines
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.report.card import notes, protocol_card, summary_of_missing
-from kvbench.report.needle import is_needle, needle_columns
+from kvbench.report.needle import is_needle, needle_columns, sized_suite
 from kvbench.report.tables import Row, Table, tables_of
 
 FULL_AVERAGE = 16
@@ -42,9 +42,6 @@ _SHORT = {
     "lcc": "Lcc",
     "repobench-p": "RB.P",
 }
-
-_SUITES = {"Needle": "Needle-in-a-Haystack", "RULER": "RULER's synthetic tasks"}
-"""First word of the column groups of a suite -> its name."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +140,7 @@ def _all_notes(table: Table, columns: list[Column]) -> list[str]:
 def _title(table: Table) -> str:
     header = table.headers[-1]
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
-    suite = _SUITES.get(table.tasks[0].group.partition(" ")[0], suite)
+    suite = sized_suite(table) or suite
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 
