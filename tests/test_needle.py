@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -309,11 +311,7 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
         (["haystack=bare"], "haystack=bare holds no .txt file"),
         (["haystack=nowhere"], "haystack=nowhere is no folder"),
         (["needle.lengths=[250]"], "needle.lengths=250 has no room for a needle of"),
-        (["needle.lengths=1000:500:100"], "needle.lengths=1000:500:100 lists no whole numbers"),
-        (["needle.lengths=many"], "needle.lengths=many"),
-        (["needle.family=double"], "needle.family=double is unknown"),
-        (["needle.needle='Elsewhere.'"], "give needle.answer"),
-        (["needle.needle='The cat sat.'", "needle.answer=dog"], "needle.answer=dog"),
+        (["needle.lengths=many"], "needle.lengths=many lists no whole numbers"),
         (["needle.lenghts=[500]"], "lengths"),
         (["haystack=holding"], "holds the needle"),
     ],
@@ -334,10 +332,22 @@ def test_bad_input_is_one_line_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
-def test_the_default_haystack_is_what_its_script_makes_and_repeats_nothing() -> None:
-    import re
-    import runpy
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"family": "double"}, "needle.family=double is unknown"),
+        ({"profile": "plain"}, "needle.profile=plain is unknown"),
+        ({"reserve": -1}, "needle.reserve=-1"),
+        ({"needle": "Elsewhere."}, "give needle.answer"),
+        ({"needle": "The cat sat.", "answer": "dog"}, "needle.answer=dog does not stand"),
+    ],
+)
+def test_fields_that_make_no_needle_are_refused(fields: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        Needle(**fields)
 
+
+def test_the_default_haystack_is_what_its_script_makes_and_repeats_nothing() -> None:
     root = Path(__file__).resolve().parents[1]
     made = runpy.run_path(str(root / "scripts" / "make_haystack.py"))["haystack"]()
     (path,) = SAMPLE_HAYSTACK.glob("*.txt")

@@ -100,7 +100,9 @@ def variables(room: Room, seed: str) -> Puzzle:
 def common_words(room: Room, seed: str) -> Puzzle:
     """A numbered list in which ten words stand thirty times and the others three times."""
     pairs = [f"{a}-{n}" for a in ADJECTIVES for n in NOUNS]
-    words = some(random.Random(seed), pairs, len(pairs))
+    # An entry takes four tokens at least: number, dot, and two for the word.
+    most = min(len(pairs), COMMON + room.tokens // (4 * RARE_TIMES) + 1)
+    words = some(random.Random(seed), pairs, most)
 
     def text(rare: int) -> str:
         listed = words[:COMMON] * COMMON_TIMES + words[COMMON : COMMON + rare] * RARE_TIMES
