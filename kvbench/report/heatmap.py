@@ -31,6 +31,9 @@ RED, AMBER, GREEN = "#F0496E", "#EBB839", "#0CD79F"
 TICKS = 8
 """Labels on an axis at most."""
 
+MARKED = 20
+"""Points on a line up to which each has a marker."""
+
 Matrix = list[list[float | None]]
 """Rows of values in [0, 1], the first drawn at the top; None: no result."""
 
@@ -91,10 +94,12 @@ def _heatmaps(table: Table, grid: Grid) -> Any:
     """Methods x budgets, with one colour bar."""
 
     def panel(axes: Axes, row: Row) -> Any:
-        axes.set_title(f"{row.label}{_bytes(row)}: {_accuracy(row, grid)}")
+        ratio = row.ratio("ratio_bytes")
+        share = "" if ratio is None else f" ({ratio:.3f})"
+        axes.set_title(f"{row.label}{share}: {_accuracy(row, grid)}")
         return _scores(axes, row, grid)
 
-    title = f"{_model(table)}, {grid.task}: {grid.metric}"
+    title = f"{_model(table)}, {grid.task}: {grid.metric}\nvariant (share of the bytes): accuracy"
     return _multiples(table, grid, panel, ("length (tokens)", "depth (%)"), title, grid.metric)
 
 
@@ -108,14 +113,15 @@ def _spans(table: Table, grid: Grid) -> Any:
             [kept[depth][layer] if depth in kept else None for depth in grid.depths]
             for layer in range(layers)
         ]
-        mesh = _heatmap(axes, rows[::-1], "cividis")
+        mesh = _heatmap(axes, rows, "cividis")
+        axes.set_ylim(0, layers)  # the first layer at the bottom
         _ticks(axes.xaxis, grid.depths, 0.5)
-        _ticks(axes.yaxis, range(layers)[::-1], 0.5, most=4)
+        _ticks(axes.yaxis, range(layers), 0.5, most=4)
         shares = [share for line in rows for share in line if share is not None]
         axes.set_title(f"{row.label}: " + (f"{100 * fmean(shares):.0f}% kept" if shares else "-"))
         return mesh
 
-    title = f"{_model(table)}, {grid.task}: needle tokens kept by layer"
+    title = f"{_model(table)}, {grid.task}\nvariant: share of the needle's tokens kept, by layer"
     return _multiples(table, grid, panel, ("depth (%)", "layer"), title, "share kept")
 
 
@@ -127,8 +133,8 @@ def _multiples(
     budgets = list(dict.fromkeys(row.budget for row in table.rows if not row.is_baseline)) or ["1"]
     places = {(_method(row), row.budget): row for row in table.rows}
     baseline = {_method(row): row for row in table.rows if row.is_baseline}
-    wide = figures.COLUMN_INCHES if len(budgets) < 3 else figures.PAGE_INCHES
-    drawn = figures.figure(wide, 0.72 * len(methods) + 0.75)
+    wide = figures.COLUMN_INCHES if len(budgets) == 1 else figures.PAGE_INCHES
+    drawn = figures.figure(wide, 0.72 * len(methods) + 0.85)
     all_axes = drawn.subplots(len(methods), len(budgets), sharex=True, sharey=True, squeeze=False)
     mesh = None
     for i, method in enumerate(methods):
@@ -139,7 +145,7 @@ def _multiples(
                 axes.axis("off")
                 continue
             mesh = panel(axes, row)
-            axes.title.set_fontsize(6)
+            axes.title.set_fontsize(6 if len(budgets) < 4 else 5)
     drawn.suptitle(title, fontsize=7)
     drawn.supxlabel(labels[0], fontsize=7)
     drawn.supylabel(labels[1], fontsize=7)
@@ -156,9 +162,10 @@ def _lines(table: Table, grid: Grid) -> Any:
         (both[1], 0, grid.lengths, "length (tokens)"),
     ):
         for number, row in enumerate(table.rows):
+            look = _line_style(row, number, marked=len(values) <= MARKED)
             by_value = _means(cell_scores(row, grid), part)
             places = [values.index(value) for value in by_value]
-            axes.plot(places, list(by_value.values()), label=row.label, **_line_style(row, number))
+            axes.plot(places, list(by_value.values()), label=row.label, **look)
         _ticks(axes.xaxis, values, 0.0, most=5)
         axes.set_xlabel(label)
         axes.set_ylim(-0.03, 1.03)
@@ -176,12 +183,15 @@ def _means(scores: Mapping[tuple[int, int], float], part: int) -> dict[int, floa
     return {v: fmean(s for cell, s in scores.items() if cell[part] == v) for v in values}
 
 
-def _line_style(row: Row, number: int) -> dict[str, Any]:
+def _line_style(row: Row, number: int, marked: bool) -> dict[str, Any]:
     if row.is_baseline:
         return {"color": "black", "linestyle": "--", "zorder": 3}
-    number -= 1
-    colour = figures.PALETTE[number % len(figures.PALETTE)]
-    return {"color": colour, "marker": "osD^vPX*"[number % 8]}
+    turn, place = divmod(number - 1, len(figures.PALETTE))
+    return {
+        "color": figures.PALETTE[place],
+        "marker": "osD^vPX*"[place] if marked else "",
+        "linestyle": ("-", ":", "-.")[turn % 3],
+    }
 
 
 def _scores(axes: Axes, row: Row, grid: Grid) -> Any:
@@ -201,7 +211,7 @@ def _heatmap(axes: Axes, rows: Matrix, colours: Any) -> Any:
 
     values = np.ma.masked_invalid([[np.nan if v is None else v for v in row] for row in rows])
     axes.set_facecolor("white")
-    axes.patch.set(hatch="//////", edgecolor="#888888", linewidth=0)
+    axes.patch.set(hatch="////////", edgecolor="#888888", linewidth=0)
     mesh = axes.pcolormesh(values, cmap=colours, vmin=0, vmax=1, rasterized=values.size > 400)
     axes.set_ylim(len(rows), 0)
     if len(rows) <= 12 and values.shape[1] <= 40:
@@ -210,9 +220,9 @@ def _heatmap(axes: Axes, rows: Matrix, colours: Any) -> Any:
 
 
 def _ticks(axis: Any, values: Sequence[int], offset: float, most: int = TICKS) -> None:
-    """Label some of the places of an axis, `offset` beside them; the first and the last always."""
-    steps = max(1, min(most, len(values)) - 1)
-    chosen = sorted({round(i * (len(values) - 1) / steps) for i in range(steps + 1)})
+    """Label the first place of an axis and others at equal distances, `offset` beside them."""
+    step = max(1, -(-(len(values) - 1) // (most - 1)))
+    chosen = range(0, len(values), step)
     axis.set_ticks([i + offset for i in chosen], [str(values[i]) for i in chosen])
 
 
