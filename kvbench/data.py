@@ -38,8 +38,8 @@ RecordRule = Callable[[dict[str, Any], str], None]
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
-class DataSource(ABC):
-    """The records of LongBench tasks, `<task>.jsonl` each or a converted form of it."""
+class Source(ABC):
+    """Files that samples are made of, and what identifies them."""
 
     description: str
     """One line for tables."""
@@ -47,12 +47,25 @@ class DataSource(ABC):
     """The commit of a hub repository, resolved; None for files."""
 
     @abstractmethod
-    def _rows(self, task: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the task's records, each with its place."""
-
-    @abstractmethod
     def _files(self, task: str) -> list[bytes]:
         """Return the content of the task's files."""
+
+    def content_hash(self, tasks: Iterable[str]) -> str:
+        """Blake2b over the bytes of the tasks' files, 32 hex digits; the order does not matter."""
+        digest = hashlib.blake2b(digest_size=16)
+        for task in sorted(set(tasks)):
+            for content in self._files(task):
+                digest.update(f"{task} {len(content)}\n".encode())
+                digest.update(content)
+        return digest.hexdigest()
+
+
+class DataSource(Source):
+    """The records of LongBench tasks, `<task>.jsonl` each or a converted form of it."""
+
+    @abstractmethod
+    def _rows(self, task: str) -> list[tuple[str, dict[str, Any]]]:
+        """Return the task's records, each with its place."""
 
     def records(self, task: str, rule: RecordRule | None = None) -> list[dict[str, Any]]:
         """Return all records of a task in file order, as read and checked.
@@ -79,15 +92,6 @@ class DataSource(ABC):
         if not rows:
             raise UserError(f"{task} in {self.description} holds no records: fill the file")
         return [record for _, record in rows]
-
-    def content_hash(self, tasks: Iterable[str]) -> str:
-        """Blake2b over the bytes of the tasks' files, 32 hex digits; the order does not matter."""
-        digest = hashlib.blake2b(digest_size=16)
-        for task in sorted(set(tasks)):
-            for content in self._files(task):
-                digest.update(f"{task} {len(content)}\n".encode())
-                digest.update(content)
-        return digest.hexdigest()
 
 
 def check_record(record: dict[str, Any], place: str) -> None:

@@ -50,6 +50,13 @@ class Stop:
     """Tokens before which no stop id may be chosen."""
     ends: Callable[[Sequence[int]], bool] | None = None
     """Whether the ids generated so far end it, the last one kept: stop texts of several tokens."""
+    leading_ids: frozenset[int] = frozenset()
+    """Of `ids`: those that go on instead of ending it while nothing else has been written."""
+
+    def stops_at(self, token: int, written: Sequence[int]) -> bool:
+        """Whether a token ends the generation after those written."""
+        leading = token in self.leading_ids and self.leading_ids.issuperset(written)
+        return token in self.ids and not leading
 
 
 def decode(
@@ -203,7 +210,7 @@ def _greedy(
                 logits = logits.index_fill(1, torch.tensor(stops, device=logits.device), -torch.inf)
             chosen = logits.argmax(-1).tolist()
             for row in list(running):
-                if chosen[row] in stop.ids:
+                if stop.stops_at(chosen[row], written[row]):
                     running.discard(row)
                     continue
                 written[row].append(chosen[row])

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import or_
 from typing import Any, Protocol
@@ -27,6 +27,7 @@ from kvbench.model import LoadedModel
 from kvbench.plan import Variant
 from kvbench.prefill import Prefill
 from kvbench.pruning import PruningPlan
+from kvbench.spans import span_kept
 from kvbench.tasks.task import Sample
 
 Capture = Callable[[LoadedModel, Tensor, Needs, "PruningPlan | None"], Prefill]
@@ -57,6 +58,8 @@ class Work:
     """V, rows of every decode batch."""
     memory_bytes: int
     """What prefill and decode batches may take beside the model."""
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Name -> tokens [start, end) whose share that is kept is to be found."""
 
     @property
     def later_tokens(self) -> int:
@@ -74,6 +77,8 @@ class Outcome:
     generation: Generation | None = None
     ledger: Ledger | None = None
     facts: Mapping[str, Any] | None = None
+    span_kept: Mapping[str, list[float]] = field(default_factory=dict)
+    """Span -> share of its tokens kept, by layer."""
     capture_s: float | None = None
     compress_s: float | None = None
     decode_s: float | None = None
@@ -197,6 +202,8 @@ def _compressed(
         capture_s=capture_s,
         compress_s=time.perf_counter() - started,
     )
+    with torch.inference_mode():
+        outcome = replace(outcome, span_kept=span_kept(cache, work.spans))
     nbytes = decode_bytes(cache, work.later_tokens, model)
     return Ready(outcome, cache, prefill.last_logits, nbytes)
 

@@ -5,6 +5,7 @@ Torch-free at import, like the specs it loads from.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 from collections.abc import Mapping
@@ -24,7 +25,15 @@ if TYPE_CHECKING:
 
     import torch
 
-__all__ = ["Geometry", "LoadedModel", "ModelSpec", "load", "model_identity", "wrap"]
+__all__ = [
+    "Geometry",
+    "LoadedModel",
+    "ModelSpec",
+    "load",
+    "load_tokenizer",
+    "model_identity",
+    "wrap",
+]
 
 
 @dataclass(frozen=True)
@@ -148,6 +157,49 @@ def load(spec: ModelSpec) -> LoadedModel:
     return _loaded[spec]
 
 
+@functools.lru_cache(maxsize=1)
+def load_tokenizer(spec: ModelSpec) -> Any:
+    """The tokenizer of a model, without its weights.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    if spec.kind == "random":
+        return byte_tokenizer(spec.random_shape.context)
+    identity = model_identity(spec)
+    with quiet_transformers():
+        return _tokenizer_from(spec, _checkpoint(spec, identity), identity["revision"])
+
+
+def _checkpoint(spec: ModelSpec, identity: Mapping[str, Any]) -> str:
+    """Folder or hub id that transformers reads; a GGUF file is converted first, once."""
+    if spec.kind not in ("package", "gguf"):
+        return spec.path
+    key = hashlib.blake2b(json.dumps(identity["weights"]).encode()).hexdigest()
+    return str(converted(gguf_file(spec), key, identity["dtype"]))
+
+
+def _tokenizer_from(spec: ModelSpec, folder: str, revision: str | None) -> Any:
+    from transformers import AutoTokenizer
+
+    where = _where(folder, revision)
+    try:
+        return AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
+    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+        raise _unloadable(spec, error) from error
+
+
+def _where(folder: str, revision: str | None) -> dict[str, str]:
+    if revision is not None:
+        return {"pretrained_model_name_or_path": folder, "revision": revision}
+    return {"pretrained_model_name_or_path": str(Path(folder).expanduser())}
+
+
+def _unloadable(spec: ModelSpec, error: Exception) -> UserError:
+    reason = " ".join(str(error).split())[:300]
+    return UserError(f"model {spec.path} cannot be loaded: {reason}")
+
+
 def _load(spec: ModelSpec) -> LoadedModel:
     import torch
 
@@ -160,31 +212,23 @@ def _load(spec: ModelSpec) -> LoadedModel:
         if spec.kind == "random":
             shape = spec.random_shape
             network = random_llama(shape).to(getattr(torch, identity["dtype"]))
-            return wrap(network.to(device), byte_tokenizer(shape.context), spec, identity)
-        folder = spec.path
-        if spec.kind in ("package", "gguf"):
-            key = hashlib.blake2b(json.dumps(identity["weights"]).encode()).hexdigest()
-            folder = str(converted(gguf_file(spec), key, identity["dtype"]))
-        network, tokenizer = _from_pretrained(spec, folder, identity["revision"], device)
+            return wrap(network.to(device), load_tokenizer(spec), spec, identity)
+        folder, revision = _checkpoint(spec, identity), identity["revision"]
+        tokenizer = _tokenizer_from(spec, folder, revision)
+        network = _network_from(spec, folder, revision, device)
     return wrap(network, tokenizer, spec, identity)
 
 
-def _from_pretrained(
-    spec: ModelSpec, folder: str, revision: str | None, device: torch.device
-) -> tuple[Any, Any]:
-    """Network and tokenizer of a folder or hub id; safetensors only, no code from the repo."""
+def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: torch.device) -> Any:
+    """Network of a folder or hub id; safetensors only, no code from the repo."""
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
-    where = {"pretrained_model_name_or_path": str(Path(folder).expanduser())}
-    if revision is not None:
-        where = {"pretrained_model_name_or_path": folder, "revision": revision}
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
         both: Any = AutoModelForCausalLM.from_pretrained(
-            **where,
+            **_where(folder, revision),
             output_loading_info=True,
             dtype=dtype,
             device_map=spec.device_map or {"": device},
@@ -199,8 +243,7 @@ def _from_pretrained(
             " model.dtype=bfloat16"
         ) from error
     except (OSError, ValueError, ImportError, RuntimeError, KeyError, SafetensorError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise UserError(f"model {spec.path} cannot be loaded: {reason}") from error
+        raise _unloadable(spec, error) from error
     # transformers fills what a checkpoint lacks with random numbers and goes on.
     if found["missing_keys"]:
         some = ", ".join(sorted(found["missing_keys"])[:3])
@@ -208,7 +251,7 @@ def _from_pretrained(
             f"model {spec.path} lacks {len(found['missing_keys'])} of its weights ({some}, ...):"
             " fetch it again"
         )
-    return network, tokenizer
+    return network
 
 
 def _device(spec: ModelSpec) -> torch.device:

@@ -1,8 +1,9 @@
 """The words of a command line as Hydra spells them.
 
 A method that wraps another takes it from the same config group, in a package of its own:
-`method/base=h2o` is Hydra's `method@method.base=h2o`. A path without a model's name is a model of
-its own: `model.path=X` alone says `model=custom` too, not another path for the default model.
+`method/base=h2o` is Hydra's `method@method.base=h2o`. `needle.lengths=X`, `ruler.lengths=X` and
+`haystack=X` are fields of the task. A path without a model's name is a model of its own:
+`model.path=X` alone says `model=custom` too, not another path for the default model.
 `launcher` is short for `hydra/launcher`.
 """
 
@@ -12,19 +13,21 @@ import re
 from collections.abc import Iterable
 
 _NESTED = re.compile(r"^(\+{0,2}|~)method/([\w/]+)(?==|$)")
+_TASK_FIELD = re.compile(r"^(\+{0,2})(?:(?:needle|ruler)\.(\w+)|haystack)(?==)")
 
 _LAUNCHER = re.compile(r"^(\+{0,2})launcher([=.])")
 _JOINT = {"=": "/", ".": "."}  # a group is chosen as hydra/launcher=, its fields are below a dot
 
 
 def hydra_words(words: Iterable[str]) -> list[str]:
-    """Spell nested methods as Hydra does, and name the model of a lone path; else as written.
+    """Spell nested methods and task fields as Hydra does, and name the model of a lone path.
 
     Args:
         words: overrides such as `method/base=snapkv,h2o` or `budget=0.2`, and flags.
     """
     spelt = [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
     spelt = [_LAUNCHER.sub(lambda m: f"{m[1]}hydra{_JOINT[m[2]]}launcher{m[2]}", w) for w in spelt]
+    spelt = [_TASK_FIELD.sub(lambda m: f"{m[1]}task.{m[2] or 'haystack'}", w) for w in spelt]
     named = any(word.startswith(("model=", "experiment=")) for word in spelt)
     lone_path = not named and any(word.startswith("model.path=") for word in spelt)
     return ["model=custom", *spelt] if lone_path else spelt

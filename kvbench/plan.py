@@ -25,7 +25,6 @@ from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
 from kvbench.composition import Composition, composed
 from kvbench.configured import built, check_whole_number, instantiated
-from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.memory import parsed_bytes
 from kvbench.method import Method
@@ -119,12 +118,12 @@ class Plan:
     """What one job runs."""
 
     model: ModelSpec
-    suite: Suite
+    suite: Suite[Any]
     """Names the tasks and reads their samples."""
     suite_choice: str
     """File stem in conf/task."""
     data: str
-    """`sample`, `hub`, or a path."""
+    """`sample`, `hub`, or a path; the suite's own data by its short name."""
     hub_repo: str
     """Dataset repository that `hub` reads."""
     data_revision: str | None
@@ -203,7 +202,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     targets_allowed = plain.get("allow_targets") is True
     model = built(ModelSpec, "model", plain["model"])
     protocol = _protocol(plain["protocol"], model)
-    suite: Suite = instantiated(plain["task"], "task", targets_allowed)
+    suite: Suite[Any] = instantiated(plain["task"], "task", targets_allowed)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
     check_whole_number("shards", plain["shards"])
@@ -212,10 +211,10 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         raise UserError(
             f"shard={plain['shard']} is not below shards={plain['shards']}: count from 0"
         )
-    data = str(plain["data"])
+    data = suite.own_data or str(plain["data"])
     _ = model.kind  # this and the next refuse a path that is not there
     if data != "hub":
-        open_source(data)
+        suite.source(data, hub_repo=str(plain["hub_repo"]), revision=plain["data_revision"])
     suite_choice, variants = _variants(plain, overrides, targets_allowed)
     out = plain["out"] or Path(
         "results", "runs", f"{model.name}-{data_label(data)}-{protocol.name}"

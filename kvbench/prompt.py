@@ -7,7 +7,8 @@ Follows THUDM/LongBench `LongBench/pred.py` (chat_template `official`) and KVCac
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvbench.errors import UserError
@@ -53,6 +54,8 @@ class Prompt:
     """Tokens that middle truncation took out of the prompt, 0 without."""
     text_hash: str
     """Blake2b of the text that was tokenised, 32 hex digits."""
+    spans: Mapping[str, tuple[int, int]]
+    """Name -> tokens [start, end) that hold any character of the sample's span of that name."""
     chat_template: str
     """What was put around the prompt: `official`, `llama2` or `none`."""
     profile: PromptRules
@@ -64,22 +67,35 @@ class Prompt:
 
 @dataclass(frozen=True)
 class _Text:
-    """A prompt as text; its first `border` characters precede the question."""
+    """A prompt as text; its first `border` characters precede the question; spans are of it."""
 
     text: str
     border: int
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+    def moved(self, text: str, characters: int, border: int | None = None) -> _Text:
+        """This prompt inside another text, which it begins `characters` further on."""
+        spans = {name: (a + characters, b + characters) for name, (a, b) in self.spans.items()}
+        return _Text(text, self.border + characters if border is None else border, spans)
 
 
 @dataclass(frozen=True)
 class _Tokens:
-    """Token ids and, for each, the end of its characters in the text (0 for added specials)."""
+    """Token ids and, for each, its characters in the text ([0, 0) for added specials)."""
 
     ids: list[int]
+    starts: list[int]
     ends: list[int]
 
     def before(self, border: int) -> int:
         """Count the leading tokens that end at or before character `border`."""
         return next((i for i, end in enumerate(self.ends) if end > border), len(self.ids))
+
+    def holding(self, start: int, end: int) -> tuple[int, int]:
+        """Tokens [first, last) that hold any of the characters [start, end)."""
+        places = enumerate(zip(self.starts, self.ends, strict=True))
+        held = [i for i, (a, b) in places if a < b and a < end and b > start]
+        return held[0], held[-1] + 1
 
 
 def render(
@@ -111,10 +127,10 @@ def render(
     chat = _chat_template(sample.task, tokenizer, rules)
     prompt = _filled(sample)
     if chat == "llama2":
-        prompt = _Text(f"[INST] {prompt.text} [/INST]", prompt.border + len("[INST] "))
+        prompt = prompt.moved(f"[INST] {prompt.text} [/INST]", len("[INST] "))
     tokens = _encoded(prompt.text, tokenizer)
     cut = 0
-    if rules.truncation == "middle":
+    if rules.truncation == "middle" and not sample.task.length_setting:
         if max_input_tokens is None and context_limit is not None:
             max_input_tokens = input_limit(context_limit, sample.task, tokenizer, rules)
         if max_input_tokens is not None and len(tokens.ids) > max_input_tokens:
@@ -123,13 +139,15 @@ def render(
             tokens = _encoded(prompt.text, tokenizer)
     if chat == "official":
         prompt = _in_chat(prompt, tokenizer)
+    prompt = replace(prompt, text=prompt.text + sample.answer_prefix)
+    if chat == "official" or sample.answer_prefix:
         tokens = _encoded(prompt.text, tokenizer)
     if context_limit is not None and len(tokens.ids) > context_limit:
-        remedy = (
-            "set protocol.truncation=middle"
-            if rules.truncation == "none"
-            else f"set max_input_tokens below {context_limit}"
-        )
+        remedy = f"set max_input_tokens below {context_limit}"
+        if sample.task.length_setting:
+            remedy = f"give smaller {sample.task.length_setting}"
+        elif rules.truncation == "none":
+            remedy = "set protocol.truncation=middle"
         raise UserError(
             f"sample {sample.id} of {sample.task.name} has {len(tokens.ids)} tokens, more than the "
             f"model's {context_limit}: {remedy} or take a model with a longer context"
@@ -139,6 +157,7 @@ def render(
         context_end=tokens.before(prompt.border),
         tokens_cut=cut,
         text_hash=hashlib.blake2b(prompt.text.encode(), digest_size=16).hexdigest(),
+        spans={name: tokens.holding(*span) for name, span in prompt.spans.items()},
         chat_template=chat,
         profile=rules,
     )
@@ -179,7 +198,8 @@ def _filled(sample: Sample) -> _Text:
     """The task's template with the sample in it; the question starts after the context."""
     head, _, tail = sample.task.template.partition("{context}")
     head, tail = (part.replace("{input}", sample.input) for part in (head, tail))
-    return _Text(head + sample.context + tail, len(head) + len(sample.context))
+    context = _Text(sample.context, len(sample.context), sample.spans)
+    return context.moved(head + sample.context + tail, len(head))
 
 
 def _encoded(text: str, tokenizer: Any) -> _Tokens:
@@ -192,7 +212,8 @@ def _encoded(text: str, tokenizer: Any) -> _Tokens:
         truncation=False,
         verbose=False,  # a prompt longer than model_max_length is dealt with here
     )
-    return _Tokens(encoding["input_ids"], [end for _, end in encoding["offset_mapping"]])
+    offsets = encoding["offset_mapping"]
+    return _Tokens(encoding["input_ids"], [a for a, _ in offsets], [b for _, b in offsets])
 
 
 def _without_middle(prompt: _Text, tokens: _Tokens, max_input_tokens: int, tokenizer: Any) -> _Text:
@@ -225,7 +246,7 @@ def _in_chat(prompt: _Text, tokenizer: Any) -> _Text:
     # Some templates strip the user's text at both ends.
     stripped = max(0, prompt.text.find(user_text))
     border = min(max(prompt.border - stripped, 0), len(user_text))
-    return _Text(text, len(before) + border)
+    return prompt.moved(text, len(before) - stripped, len(before) + border)
 
 
 def chat_around(tokenizer: Any) -> tuple[str, str]:

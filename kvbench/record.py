@@ -63,6 +63,10 @@ class Record:
     """Tokens of the prompt that the prefill saw and the method compressed."""
     tokens_cut: int
     """Tokens that truncation removed from the prompt."""
+    spans: dict[str, list[int]]
+    """Name -> tokens [start, end) of the prompt, such as the needle; empty on most tasks."""
+    span_kept: dict[str, list[float]]
+    """Name -> per layer: share of the span's tokens kept, mean over the layout's heads."""
     prediction: str | None
     """Generated text; null after an error."""
     generated_tokens: int | None
@@ -293,6 +297,8 @@ _NAMES = tuple(f.name for f in fields(Record))
 
 def _record(line: Mapping[str, Any]) -> Record:
     values: dict[str, Any] = {name: line.get(name) for name in _NAMES}
+    for name in ("spans", "span_kept"):  # absent from records of the first days
+        values[name] = values[name] or {}
     return Record(**values)
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from kvbench.capture import capture
 from kvbench.capture_cache import CaptureCache
-from kvbench.data import open_source
 from kvbench.decode import Stop
 from kvbench.evaluate import Capture, Outcome, Work, evaluate
 from kvbench.interruption import Interruption
 from kvbench.ledger import Ledger
 from kvbench.memory import SHARE_OF_FREE, free_bytes
-from kvbench.model import LoadedModel, load
+from kvbench.model import LoadedModel, load, load_tokenizer
 from kvbench.plan import Plan, Protocol, Variant, record_key
 from kvbench.progress import Progress
 from kvbench.prompt import Prompt, PromptRules, render
@@ -48,10 +48,11 @@ def execute(plan: Plan) -> Summary:
         UserError: data, model or run folder cannot be used; nothing was recorded then.
         KeyboardInterrupt: Ctrl-C, once the sample at hand is recorded.
     """
-    source = open_source(
+    source = plan.suite.source(
         plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
     )
-    samples = {t: tuple(plan.suite.samples(t, source, plan.limit)) for t in plan.tasks}
+    tokenizer = partial(load_tokenizer, plan.model)
+    samples = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
     data = {
         "description": source.description,
         "revision": source.revision,
@@ -66,9 +67,9 @@ def execute(plan: Plan) -> Summary:
         return Summary(0, 0, known, failed_before)
 
     model = load(plan.model)
-    if plan.protocol.truncation == "none":
+    for sample, _ in todo:
         # Without truncation any prompt may be too long: found before anything is recorded.
-        for sample, _ in todo:
+        if plan.protocol.truncation == "none" or sample.task.length_setting:
             _prompt(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))
@@ -141,6 +142,7 @@ def _results(
         sample=sample,
         head=head,
         feed=feed,
+        spans=prompt.spans,
         stop=_stop(plan.protocol, sample.task, model),
         width=plan.decode_width or len(plan.variants),
         memory_bytes=plan.memory_bytes or int(free_bytes(model.device) * SHARE_OF_FREE),
@@ -182,9 +184,11 @@ def _stop(protocol: Protocol, task: Task, model: LoadedModel) -> Stop:
     ids = set(model.eos_ids)
     if protocol.stop == "tokenizer_eos":
         ids = {model.tokenizer.eos_token_id}
-    if protocol.stops_at_newline(task):
-        ids.add(model.tokenizer.encode("\n", add_special_tokens=False)[-1])
-    return Stop(frozenset(ids), task.max_new_tokens, protocol.min_tokens(task))
+    newline = frozenset(model.tokenizer.encode("\n", add_special_tokens=False)[-1:])
+    if protocol.stops_at_newline(task) or task.one_line_answers:
+        ids |= newline
+    skipped = newline if task.one_line_answers else frozenset[int]()
+    return Stop(frozenset(ids), task.max_new_tokens, protocol.min_tokens(task), leading_ids=skipped)
 
 
 def _record(
@@ -227,6 +231,8 @@ def _record(
         prompt_tokens=len(prompt),
         prefill_tokens=len(work.head),
         tokens_cut=prompt.tokens_cut,
+        spans={name: list(span) for name, span in prompt.spans.items()},
+        span_kept=dict(outcome.span_kept),
         prediction=prediction,
         generated_tokens=None if generation is None else len(generation.ids),
         answers=list(sample.answers),

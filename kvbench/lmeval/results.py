@@ -247,6 +247,8 @@ def _record(
         prompt_tokens=answer.prompt_tokens,
         prefill_tokens=answer.prefill_tokens,
         tokens_cut=answer.tokens_cut,
+        spans={},
+        span_kept={},
         prediction=answer.text,
         generated_tokens=answer.generated_tokens,
         answers=answers,

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from kvbench.report.needle import is_needle, needle_notes, sized_suite
 from kvbench.report.tables import Row, Table
 
 _LIBRARIES = ("kvbench", "torch", "transformers", "rouge", "jieba", "rapidfuzz")
@@ -17,7 +18,7 @@ def notes(table: Table) -> list[str]:
     lines = []
     if table.headers[-1]["data"]["setting"] == "sample":
         lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
-    lines.append(_samples_per_task(table))
+    lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
     lines += [line for row in table.rows for line in _missing(table, row)]
     if any(len(b) > 1 for b in _budgets(table).values()):
         lines.append("Bold: best of the methods at one budget, FullKV excluded.")
@@ -37,6 +38,10 @@ def protocol_card(table: Table) -> list[str]:
     protocol, model, data = header["protocol"], header["model"], header["data"]
     generated = sorted({task.max_new_tokens for task in table.tasks})
     limit = protocol["max_input_tokens"]
+    where = f"{limit} tokens" if limit else "the context"
+    truncation = f"truncation {protocol['truncation']} at {where}"
+    if sized_suite(table):
+        truncation = "prompts made to their length and never cut"
     revision = model.get("revision")
     hashes = json.dumps(_data_hashes(table), sort_keys=True)
     widths = sorted({r.decode_width for row in table.rows for r in row.records if r.decode_width})
@@ -48,8 +53,7 @@ def protocol_card(table: Table) -> list[str]:
         f"model {model['name']}: {model['path']}"
         + (f" at {revision[:12]}" if revision else "")
         + f", {model['dtype']}",
-        f"protocol {protocol['name']}: truncation {protocol['truncation']}"
-        f" at {limit or 'the context'}{' tokens' if limit else ''},"
+        f"protocol {protocol['name']}: {truncation},"
         f" chat template {protocol['chat_template']}, greedy, stop {protocol['stop']},"
         f" at least one token: {protocol['min_new_tokens']},"
         f" at most {_span(generated)} generated tokens by task",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kvbench.report.card import notes, protocol_card, summary_of_missing
+from kvbench.report.needle import is_needle, needle_columns, sized_suite
 from kvbench.report.tables import Row, Table, tables_of
 
 FULL_AVERAGE = 16
@@ -73,6 +74,8 @@ def report(folder: Path, form: str, *, per_task: bool, to_file: bool) -> str:
 
 def columns_of(table: Table, per_task: bool) -> list[Column]:
     """Return the score columns: tasks or groups, then AVG."""
+    if is_needle(table):
+        return [Column(*column) for column in needle_columns(table)]
     columns = []
     rows = table.rows
     if per_task:
@@ -139,6 +142,7 @@ def _title(table: Table) -> str:
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
     if header["suite"] == "lm-eval":
         suite = "lm-evaluation-harness"
+    suite = sized_suite(table) or suite
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from kvbench import jsonl, score
-from kvbench.data import DataSource
+from kvbench.data import DataSource, open_source
 from kvbench.errors import UserError
 from kvbench.tasks.task import Sample, Task
 
@@ -106,7 +106,20 @@ class LongBench:
             for name, facts in ((name, _facts()[name]) for name in self.names)
         )
 
-    def samples(self, task: Task, source: DataSource, limit: int | None = None) -> Iterator[Sample]:
+    own_data: None = None
+    """Read from the setting `data`."""
+
+    def source(self, data: str, *, hub_repo: str, revision: str | None) -> DataSource:
+        """Open the records' place."""
+        return open_source(data, hub_repo=hub_repo, revision=revision)
+
+    def samples(
+        self,
+        task: Task,
+        source: DataSource,
+        limit: int | None = None,
+        tokenizer: Callable[[], Any] | None = None,
+    ) -> Iterator[Sample]:
         """Yield the first `limit` records of the task as samples, in file order.
 
         The whole file is read and checked before the first one is yielded.

@@ -35,6 +35,12 @@ class Task:
     """Whether profiles that stop at newlines do so for this task (samsum)."""
     one_token_answers: bool = False
     """Whether the typical answer is a single token (see `first_token` in the protocol)."""
+    one_line_answers: bool = False
+    """Whether an answer is its first line under every profile: a newline ends it, but newlines
+    before any other token do not (Needle-in-a-Haystack)."""
+    length_setting: str = ""
+    """The setting that sizes the prompts, such as `needle.lengths`; such prompts are never
+    truncated: one that is too long is refused. Empty: truncated as the profile says."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,10 @@ class Sample:
     """References; a prediction is worth its best score over them."""
     fields: Mapping[str, Any] = field(default_factory=dict)
     """Further record fields, e.g. `all_classes`, `length`, `language`."""
+    answer_prefix: str = ""
+    """Begins the model's answer: the prompt's last characters, after the chat template's cue."""
+    spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """Name -> characters [start, end) of the context to find again, such as the needle."""
 
     @property
     def scored_fields(self) -> dict[str, Any]:
@@ -66,6 +76,7 @@ class Sample:
     def digest(self) -> str:
         """Fingerprint of the content; taken once, however many variants ask for it."""
         content = [self.id, self.context, self.input, self.answers, self.scored_fields]
+        content += [self.answer_prefix] * bool(self.answer_prefix)
         # A sample is JSON as read, so its text is its identity and needs no normal form.
         text = json.dumps(content, sort_keys=True, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
