@@ -401,6 +401,16 @@ def test_another_variant_joins_the_run_and_reuses_nothing_of_the_first(
     assert {round(r.ratio_bytes, 1) for r in records_of("run")} == {0.5, 0.3}
 
 
+def test_prefills_that_were_kept_serve_another_days_methods(elsewhere, local_tasks, monkeypatch):
+    words = ["tasks=endings,writing", "prefill_cache=kept", "budget=0.5"]
+    first = run_local(local_tasks, *words, "method=snapkv", flags=tuple(SHORT))
+    assert first.exit_code == 0, first.output
+    monkeypatch.setattr("kvbench.capture.capture", _fails)
+    second = run_local(local_tasks, *words, "method=streamingllm", flags=tuple(SHORT))
+    assert second.exit_code == 0, second.output
+    assert {r.method for r in records_of("run")} == {"snapkv", "streamingllm"}
+
+
 def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
     flags = ("--num_fewshot", "1", "--apply_chat_template", "--system_instruction", "Be brief.")
     result = run_local(local_tasks, "method=fullkv", "tasks=writing", flags=(*flags, *SHORT))
@@ -448,6 +458,7 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
     [
         (["method=snapkv"], "no task is named: give tasks=gsm8k"),
         (["tasks=writing", "shards=2"], "shards=2 has no part"),
+        (["tasks=writing", "memory=1KiB"], "fullkv: prefill of"),
         pytest.param(
             ["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?", marks=pytest.mark.slow
         ),
@@ -570,3 +581,13 @@ def stock_smollm2(smollm2: LoadedModel) -> Any:
 
     path = smollm2.network.name_or_path
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+
+
+def test_hydras_own_flags_stand_before_the_border(elsewhere, local_tasks):
+    (elsewhere / "mine/method").mkdir(parents=True)
+    text = "_target_: kvbench.methods.streamingllm.StreamingLLM\nsinks: 9\n"
+    (elsewhere / "mine/method/nine.yaml").write_text(text, encoding="utf-8")
+    words = ["tasks=endings", "method=nine", "budget=0.5", "--config-dir", "mine"]
+    result = cli(*words, "--", "--include_path", str(local_tasks))
+    assert result.exit_code == 0, result.output
+    assert "nine@0.5" in {r.variant for r in records_of("results/runs/tiny-random-lm-eval")}

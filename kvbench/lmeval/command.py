@@ -95,7 +95,7 @@ def own_words(words: Sequence[str]) -> list[str]:
             word = f"{_OWN_WORDS[name]}={quoted(value)}"
         spelt.append(word)
     if not any(word.startswith("out=") for word in spelt):
-        spelt.append("out='results/runs/${model.name}-lm-eval'")
+        spelt.insert(0, "out='results/runs/${model.name}-lm-eval'")  # before Hydra's flags
     return spelt
 
 
