@@ -61,7 +61,7 @@ def protocol_card(table: Table) -> list[str]:
         f" first_token {protocol['first_token']},"
         f" code similarity {protocol['code_similarity']},"
         f" decoded {_span(widths)} rows wide",
-        *[f"lm-eval: {_lm_eval_settings(protocol)}"] * by_lm_eval,
+        *([f"lm-eval: {_lm_eval_settings(protocol)}"] if by_lm_eval else []),
         f"data: {data['description']}"
         + (f" at {data['revision'][:12]}" if data.get("revision") else "")
         + f", hash {hashlib.blake2b(hashes.encode(), digest_size=6).hexdigest()}",
