@@ -153,8 +153,8 @@ def needle_notes(table: Table) -> list[str]:
             " over cells, x100."
         )
     lines.append(
-        f"Methods that keep the newest tokens keep a needle at depth {END}%: see the column without"
-        " it."
+        f"A needle at depth {END}% stands among the newest tokens, which most methods keep: see the"
+        " column without it."
     )
     return lines
 
