@@ -75,11 +75,11 @@ def test_at_a_fixed_width_a_row_is_bitwise_independent_of_neighbours_and_slot(ti
     seen = []
 
     def logits_of(batch: list[Compressed], slot: int) -> torch.Tensor:
-        from kvbench.decode import _Rows
+        from kvbench.batch import Rows
 
         positions = torch.full((len(batch), 1), prefill.tokens)
         with torch.inference_mode():
-            run = _Rows(list(batch), tiny.geometry.kv_heads, 4)
+            run = Rows(list(batch), tiny.geometry.kv_heads, 4)
             run.begin(positions)
             out = tiny.network(
                 input_ids=torch.full((len(batch), 1), 42),
@@ -178,12 +178,12 @@ class _Fed:
         from dataclasses import replace
 
         from kvbench.attention import recording_pre_rope
-        from kvbench.decode import _joined, _Rows
+        from kvbench.batch import Rows, _joined
 
         layers = tuple(replace(s, absorb_every=10**6) for s in cache.layers)
         at = torch.arange(start, start + len(ids))[None]
         with torch.inference_mode(), recording_pre_rope(model.network) as recorder:
-            run = _Rows([Compressed(layers)], model.geometry.kv_heads, len(ids))
+            run = Rows([Compressed(layers)], model.geometry.kv_heads, len(ids))
             run.recorder = recorder
             run.begin(at)
             output = model.network(

@@ -13,10 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from kvbench.batch import Rows
 from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
 from kvbench.capture import capture
-from kvbench.decode import Stop, _Rows, decode
+from kvbench.decode import Stop, decode
 from kvbench.fit import fit
 from kvbench.method import Method, Needs
 from kvbench.methods.h2o import H2O
@@ -148,7 +149,7 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
     held: list[list[list[list[int]]]] = []
     hook = model.network.register_forward_hook(lambda _m, _a, out: logits.append(out.logits[0, -1]))
 
-    def look(run: _Rows) -> None:
+    def look(run: Rows) -> None:
         held.append(
             [
                 [p.tolist() for (_, _, at, n) in g._buffers for p in at[0, :, : n + g.waiting]]
@@ -157,14 +158,14 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
             ]
         )
 
-    merge = _Rows.merge_full_tails
+    merge = Rows.merge_full_tails
 
-    def watched(run: _Rows) -> None:
+    def watched(run: Rows) -> None:
         merge(run)
         look(run)
 
     try:
-        _Rows.merge_full_tails = watched  # type: ignore[method-assign]
+        Rows.merge_full_tails = watched  # type: ignore[method-assign]
         count = steps if feed else steps + 1
         (written,) = decode(
             model,
@@ -175,7 +176,7 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
             feed=feed,
         )
     finally:
-        _Rows.merge_full_tails = merge  # type: ignore[method-assign]
+        Rows.merge_full_tails = merge  # type: ignore[method-assign]
         hook.remove()
     return logits, held, written
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from conftest import one_line
 
+from kvbench.batch import Rows
 from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
 from kvbench.capture import capture
-from kvbench.decode import _Rows
 from kvbench.errors import UserError
 from kvbench.memory import decode_bytes, parsed_bytes, prefill_bytes, shown_bytes
 from kvbench.method import Needs
@@ -81,7 +81,7 @@ def test_decoding_takes_the_bytes_that_were_said(tiny, method):
     prefill = capture(tiny, torch.arange(130) % 256, method.needs)
     cache = method.compress(prefill, Budget(fraction=0.3))
     said = decode_bytes(cache, 16, tiny)
-    rows = _Rows([Compressed(cache.layers)], tiny.geometry.kv_heads, 16)
+    rows = Rows([Compressed(cache.layers)], tiny.geometry.kv_heads, 16)
     taken = sum(t.nbytes for gs in rows._layers for g in gs for b in g._buffers for t in b[:3])
     assert said == taken
 
