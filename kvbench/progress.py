@@ -12,7 +12,6 @@ from rich.progress import (
     MofNCompleteColumn,
     TextColumn,
     TimeElapsedColumn,
-    TimeRemainingColumn,
 )
 from rich.progress import Progress as RichProgress
 
@@ -41,15 +40,12 @@ class Progress:
                 BarColumn(bar_width=20),
                 MofNCompleteColumn(),
                 TimeElapsedColumn(),
-                TextColumn("left"),
-                TimeRemainingColumn(),
+                TextColumn("{task.fields[left]} left"),
                 TextColumn("[red]{task.fields[failed]}[/]"),
                 console=self._console,
                 transient=True,
-                # The time left then settles on the mean of the whole run, not of a few samples.
-                speed_estimate_period=7 * 24 * 3600,
             )
-            self._row = self._bar.add_task("", total=total, model=model, failed="")
+            self._row = self._bar.add_task("", total=total, model=model, failed="", left="?")
 
     def __enter__(self) -> Progress:
         """Start the display."""
@@ -94,7 +90,8 @@ class Progress:
     def _show(self) -> None:
         now = time.monotonic()
         if self._bar is not None:
-            self._bar.update(self._row, description=f"{self._sample} {self._doing(now)}")
+            doing = f"{self._sample} {self._doing(now)}"
+            self._bar.update(self._row, description=doing, left=self._left(now))
         elif now - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = now
             self._print_line(now)
@@ -105,12 +102,16 @@ class Progress:
         seconds = max(now - self._phase_began, 1e-9)
         return f"{self._phase} {self._tokens / seconds:.0f} tokens/s"
 
+    def _left(self, now: float) -> str:
+        """Time left at the mean pace of the whole run: results come in bursts of one sample's."""
+        if not self._done:
+            return "?"
+        return _clock((now - self._started) / self._done * (self._total - self._done))
+
     def _print_line(self, now: float) -> None:
-        elapsed = now - self._started
-        left = elapsed / self._done * (self._total - self._done) if self._done else None
         self._console.print(
             f"{self._model} {self._sample} {self._doing(now)}: {self._done} of {self._total}"
-            f" results, {_clock(elapsed)} gone, {'?' if left is None else _clock(left)} left,"
+            f" results, {_clock(now - self._started)} gone, {self._left(now)} left,"
             f" {self._failed} failed",
             soft_wrap=True,
         )
