@@ -220,6 +220,7 @@ def test_numbers_score_by_those_found_and_by_their_first_digits() -> None:
     assert scores["contains"] == 0.5
     assert scores["digits"] == pytest.approx((1 + 3 / 7) / 2)
     assert digits("", ("12",)) == 0.0
+    assert number_scores(":\n1234567\n7654321", sample)["contains"] == 1.0
 
 
 def test_a_leading_newline_is_passed_over_and_a_later_one_ends() -> None:
