@@ -1,6 +1,7 @@
 """How needles found are scored; pure functions of (prediction, sample).
 
-Only the first line of a prediction counts, newlines before it left out.
+Only the first line of a prediction counts, newlines before it left out; where several numbers are
+asked for, all of it does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def classic_scores(prediction: str, sample: Sample) -> Mapping[str, float]:
 
 def number_scores(prediction: str, sample: Sample) -> Mapping[str, float]:
     """Return contains, digits, overlap and rouge1 of one response; contains is the main one."""
-    response = first_line(prediction)
+    response = first_line(prediction) if sample.task.one_line_answers else prediction.strip()
     return {
         "contains": contains(response, sample.answers),
         "digits": digits(response, sample.answers),

@@ -14,6 +14,7 @@ from test_prompt import CHATML, STRIPPING, byte_bpe, metaspace_bpe
 
 from kvbench.decode import Stop
 from kvbench.errors import UserError
+from kvbench.overrides import hydra_words
 from kvbench.prompt import PromptRules, render
 from kvbench.record import Record, distinct, read_shards
 from kvbench.score_needle import classic_scores, digits, number_scores
@@ -219,6 +220,7 @@ def test_numbers_score_by_those_found_and_by_their_first_digits() -> None:
     assert scores["contains"] == 0.5
     assert scores["digits"] == pytest.approx((1 + 3 / 7) / 2)
     assert digits("", ("12",)) == 0.0
+    assert number_scores(":\n1234567\n7654321", sample)["contains"] == 1.0
 
 
 def test_a_leading_newline_is_passed_over_and_a_later_one_ends() -> None:
@@ -250,7 +252,7 @@ def test_the_published_grids_have_710_and_800_cells(tmp_path: Path) -> None:
 
 
 def recorded(out: Path) -> dict[tuple[str, str], Record]:
-    return {(r.sample, r.variant): r for _, r in distinct(read_shards(out))}
+    return {(r.task + r.sample, r.variant): r for _, r in distinct(read_shards(out))}
 
 
 def test_a_run_records_spans_lengths_and_what_each_layer_keeps(tmp_path: Path) -> None:
@@ -285,6 +287,25 @@ def test_a_rerun_of_the_same_grid_does_nothing_and_a_wider_one_the_rest(tmp_path
         in cli(*words, "needle.depths=[0,50]").stdout
     )
     assert "2 results recorded" in cli(*words, "needle.depths=[0,50,100]").stdout
+
+
+def test_a_field_alone_chooses_its_task() -> None:
+    assert hydra_words(["needle.lengths=[500]"]) == ["task=needle", "++task.lengths=[500]"]
+    assert hydra_words(["haystack=a"]) == ["task=needle", "++task.haystack=a"]
+    assert hydra_words(["ruler.seed=1"]) == ["task=ruler", "++task.seed=1"]
+    chosen = ["task=needle_single", "needle.seed=1"]
+    assert hydra_words(chosen) == ["task=needle_single", "++task.seed=1"]
+    assert hydra_words(hydra_words(["needle.seed=1"])) == ["task=needle", "++task.seed=1"]
+
+
+def test_families_are_swept_together_with_fields_that_longbench_lacks(tmp_path: Path) -> None:
+    words = ["run", "model=tiny-random", "method=streamingllm", "task=needle_single,needle"]
+    done = cli(*words, "needle.lengths=[500]", "needle.depths=[0]", f"out={tmp_path / 'run'}")
+    assert "4 results recorded, 0 of them failed" in done.stdout
+    assert {record.task for record in recorded(tmp_path / "run").values()} == {
+        "needle_single",
+        "needle",
+    }
 
 
 def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:

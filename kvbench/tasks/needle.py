@@ -50,6 +50,11 @@ class Family:
     """Keys asked for."""
     max_new_tokens: int
 
+    @property
+    def answers(self) -> int:
+        """Numbers asked for."""
+        return self.asked * self.values
+
 
 FAMILIES = {
     "classic": Family(1, 1, 1, 30),
@@ -152,7 +157,8 @@ class Needle:
                 max_new_tokens=FAMILIES[self.family].max_new_tokens,
                 score=classic_scores if classic else number_scores,
                 chat_template=self.profile == "chat",
-                one_line_answers=True,
+                # Several numbers may stand on lines of their own, as in RULER.
+                one_line_answers=FAMILIES[self.family].answers == 1,
                 length_setting="needle.lengths",
             ),
         )
