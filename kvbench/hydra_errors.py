@@ -37,7 +37,10 @@ def one_line(error: HydraException, words: Sequence[str]) -> str:
     if field and field[1].startswith("method@"):
         return f"{users_words(field[1])} is unknown: the chosen method takes no other there"
     if field and "+" + field[1] not in [w.split("=")[0] for w in words]:
-        return f"{field[1]} is unknown: {did_you_mean(field[1], _settable(field[1], words))}"
+        known = _settable(field[1], words)
+        if field[1] in known:
+            return f"{field[1]} is not a field of all that is swept: run what has it by itself"
+        return f"{field[1]} is unknown: {did_you_mean(field[1], known)}"
     cause = error.__cause__ if type(error) is HydraException and error.__cause__ else error
     return users_words(" ".join(str(cause).split()))
 

@@ -201,8 +201,8 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     _check_keys(plain)
     targets_allowed = plain.get("allow_targets") is True
     model = built(ModelSpec, "model", plain["model"])
-    protocol = _protocol(plain["protocol"], model)
     suite: Suite[Any] = instantiated(plain["task"], "task", targets_allowed)
+    protocol = _protocol(plain["protocol"], model, suite.first_token)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
     check_whole_number("shards", plain["shards"])
@@ -269,7 +269,10 @@ def data_label(data: str) -> str:
     return data if data in ("sample", "hub") else (Path(data).expanduser().resolve().stem or "data")
 
 
-def _protocol(config: Mapping[str, Any], model: ModelSpec) -> Protocol:
+def _protocol(config: Mapping[str, Any], model: ModelSpec, first_token: str) -> Protocol:
+    """The profile with what it leaves to the task and to the model filled in."""
+    if config.get("first_token") is None:
+        config = {**config, "first_token": first_token}
     protocol = built(Protocol, "protocol", config)
     template = protocol.chat_template
     if template == "paper":

@@ -108,6 +108,8 @@ class LongBench:
 
     own_data: None = None
     """Read from the setting `data`."""
+    first_token = "prefill"
+    """As published."""
 
     def source(self, data: str, *, hub_repo: str, revision: str | None) -> DataSource:
         """Open the records' place."""

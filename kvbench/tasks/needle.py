@@ -27,6 +27,7 @@ GROUP = "Needle"
 DEPTHS = (0, 11, 22, 33, 44, 56, 67, 78, 89, 100)
 """Percent: round(linspace(0, 100, 10)), KVCache-Factory's."""
 
+FIRST_TOKENS = ("prefill", "compressed")
 PROFILES = ("classic", "chat")
 
 _BOOK = (
@@ -108,10 +109,14 @@ class Needle:
     """Tokens of each length left for question, template and answer, as published."""
     seed: int = 0
     """Of keys and numbers."""
+    first_token: str = "prefill"
+    """Where the first generated token comes from unless the protocol says: prefill, as published,
+    or compressed."""
 
     def __post_init__(self) -> None:
         """Refuse values that make no grid."""
-        for name, known in (("family", tuple(FAMILIES)), ("profile", PROFILES)):
+        legal = {"family": tuple(FAMILIES), "profile": PROFILES, "first_token": FIRST_TOKENS}
+        for name, known in legal.items():
             value = getattr(self, name)
             if value not in known:
                 raise UserError(f"needle.{name}={value} is unknown: {did_you_mean(value, known)}")

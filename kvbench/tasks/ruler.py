@@ -132,6 +132,11 @@ class Ruler:
         object.__setattr__(self, "lengths", grid_of("ruler.lengths", self.lengths))
 
     @property
+    def first_token(self) -> str:
+        """As on the published grids."""
+        return "prefill"
+
+    @property
     def own_data(self) -> str:
         """`ruler`, and the haystack's folder where it is the user's."""
         return Haystack.label("ruler", self.haystack)

@@ -19,6 +19,11 @@ class Suite(Protocol[S]):
         """Short name of the data that the suite brings along; None: it reads the setting `data`."""
         ...
 
+    @property
+    def first_token(self) -> str:
+        """Where the first generated token comes from unless the protocol says: see `Protocol`."""
+        ...
+
     def tasks(self, code_similarity: str = "difflib") -> tuple[Task, ...]:
         """Return the scored tasks in table order; `code_similarity` is the protocol's backend."""
         ...
