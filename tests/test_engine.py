@@ -125,6 +125,23 @@ def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path):
     assert sum(_recorded(shard) for shard in out.glob("*.jsonl")) == 96, "nothing twice"
 
 
+def test_kill_9_costs_the_sample_at_hand_only(tmp_path):
+    out = tmp_path / "run"
+    process = _started(out, "task=qasper,trec", "limit=3")
+    _wait_for(lambda: any(_recorded(shard) >= 4 for shard in out.glob("*.jsonl")), process)
+    process.kill()
+    process.communicate()
+    (shard,) = out.glob("*.jsonl")
+    with shard.open("ab") as torn:
+        torn.write(b'{"kind":"record","key":"torn')
+    before = {record.key for _, record in distinct(read_shards(out))}
+    assert 4 <= len(before) < 18
+    run_words([*WORDS, f"out={out}", "task=qasper,trec", "limit=3"])
+    shards = read_shards(out)
+    assert len([r for s in shards for r in s.records]) == 18, "all there and nothing twice"
+    assert before < {r.key for s in shards for r in s.records}
+
+
 @pytest.mark.slow
 def test_a_killed_actor_is_replaced_and_nothing_is_done_twice(tmp_path):
     if importlib.util.find_spec("ray") is None:
