@@ -136,18 +136,17 @@ def report(
         Path | None, typer.Option(help="File to write instead of the terminal.")
     ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="One column per task, no groups.")] = False,
+    ratios: Annotated[
+        bool, typer.Option("--ratios", help="Tokens kept and both readings of Formula 15 too.")
+    ] = False,
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
-    from kvbench.report.heatmap import needle_figures
+    from kvbench.report.render import Look
     from kvbench.report.render import report as rendered
     from kvbench.report.tables import newest_run, tables_of
 
     folder = path or newest_run(Path("results", "runs"))
-    text = rendered(folder, form.value, per_task=tasks, to_file=output is not None)
-    figures = needle_figures(tables_of(folder), folder / "figures")
-    if figures:
-        said = f"kvbench: {len(figures)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
-        typer.echo(said, err=True)
+    text = rendered(folder, Look(form.value, tasks, ratios, to_file=output is not None))
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -169,6 +169,18 @@ def test_the_measured_ratio_has_its_own_column(tmp_path: Path) -> None:
     assert line["Single-Document QA"] == "100.00"
 
 
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
+def test_the_other_ratios_are_shown_where_asked_for(tmp_path: Path, form: str) -> None:
+    ratios = {"kept_ratio": 0.25, "ratio_formula15": 0.31, "ratio_formula15_printed": 0.42}
+    made = [replace(A_RECORD, **ratios)]
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["qasper"]), made)
+    assert "0.420" not in report(tmp_path, "--format", form)
+    text = report(tmp_path, "--format", form, "--ratios")
+    (row,) = (line.replace("|", " ").split() for line in text.splitlines() if "0.420" in line)
+    assert row[:6] == ["snapkv@0.2", "0.2", "0.210", "0.250", "0.310", "0.420"]
+    assert max(map(len, text.splitlines())) <= 100 or form == "markdown"
+
+
 def test_the_sample_suite_says_that_it_is_not_longbench(tmp_path: Path) -> None:
     data = {**header()["data"], "setting": "sample"}
     write_shard(tmp_path, header(labels=["fullkv"], data=data), records({"fullkv": everywhere(1)}))

@@ -18,6 +18,14 @@ FULL_AVERAGE = 16
 
 TERMINAL_WIDTH = 100
 
+RATIOS = {
+    "ratio_bytes": "ratio_\nbytes",
+    "kept_ratio": "kept_\nratio",
+    "ratio_formula15": "ratio_\nformula15",
+    "ratio_formula15_printed": "ratio_formula15_\nprinted",
+}
+"""Ratio fields of a record -> heading in the terminal; the first stands in every table."""
+
 _SHORT = {
     "Single-Document QA": "Single-\nDoc QA",
     "Multi-Document QA": "Multi-\nDoc QA",
@@ -56,20 +64,32 @@ class Column:
     """By row: whether samples are missing from the value."""
 
 
-def report(folder: Path, form: str, *, per_task: bool, to_file: bool) -> str:
-    """Return the tables of a run folder as text.
+@dataclass(frozen=True)
+class Look:
+    """What a reader asked to see."""
 
-    Args:
-        folder: run folder.
-        form: `terminal`, `markdown` or `csv`.
-        per_task: one column per task instead of one per group.
-        to_file: leave out colours and bold face of terminals.
-    """
+    form: str = "terminal"
+    """`terminal`, `markdown` or `csv`."""
+    per_task: bool = False
+    """One column per task instead of one per group."""
+    ratios: bool = False
+    """Every ratio instead of `ratio_bytes` alone; CSV always has them all."""
+    to_file: bool = False
+    """Leave out colours and bold face of terminals."""
+
+    @property
+    def ratio_names(self) -> tuple[str, ...]:
+        """The ratio fields to show."""
+        return tuple(RATIOS) if self.ratios or self.form == "csv" else ("ratio_bytes",)
+
+
+def report(folder: Path, look: Look) -> str:
+    """Return the tables of a run folder as text."""
     tables = tables_of(folder)
-    if form == "csv":
-        return _csv(tables, per_task)
-    draw = _markdown if form == "markdown" else _terminal
-    return "\n".join(draw(table, per_task, to_file) for table in tables)
+    if look.form == "csv":
+        return _csv(tables, look)
+    draw = _markdown if look.form == "markdown" else _terminal
+    return "\n".join(draw(table, look) for table in tables)
 
 
 def columns_of(table: Table, per_task: bool) -> list[Column]:
@@ -125,8 +145,8 @@ def _cell(column: Column, i: int) -> str:
     return "-" if value is None else f"{value:.2f}" + ("*" if column.partial[i] else "")
 
 
-def _ratio(row: Row) -> str:
-    ratio = row.ratio("ratio_bytes")
+def _ratio(row: Row, name: str) -> str:
+    ratio = row.ratio(name)
     return "-" if ratio is None else f"{ratio:.3f}"
 
 
@@ -146,16 +166,19 @@ def _title(table: Table) -> str:
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 
-def _terminal(table: Table, per_task: bool, to_file: bool) -> str:
+def _terminal(table: Table, look: Look) -> str:
     from rich.console import Console
 
     out = io.StringIO()
-    coloured = not to_file and sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    coloured = not look.to_file and sys.stdout.isatty() and "NO_COLOR" not in os.environ
     console = Console(file=out, width=TERMINAL_WIDTH, force_terminal=coloured, highlight=False)
-    columns = columns_of(table, per_task)
+    columns = columns_of(table, look.per_task)
     console.print(_title(table), style="bold")
+    if look.ratios:
+        console.print(_rich_table(table, [], look.ratio_names))
+        console.print()
     for number, part in enumerate(_parts(columns)):
-        console.print(_rich_table(table, part, with_ratio=number == 0))
+        console.print(_rich_table(table, part, ("ratio_bytes",) if number == 0 else ()))
     for line in _all_notes(table, columns):
         console.print(line, markup=False)
     console.print()
@@ -171,16 +194,16 @@ def _parts(columns: list[Column]) -> list[list[Column]]:
     return [columns[:first], *(columns[i : i + later] for i in starts)]
 
 
-def _rich_table(table: Table, columns: list[Column], *, with_ratio: bool) -> object:
+def _rich_table(table: Table, columns: list[Column], ratios: tuple[str, ...]) -> object:
+    """Draw the columns, after budget and ratios where ratios are named."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
     drawn = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     drawn.add_column("method", overflow="fold", min_width=12)
-    if with_ratio:
-        drawn.add_column("budget", justify="right")
-        drawn.add_column("ratio_\nbytes", justify="right")
+    for heading in ["budget", *(RATIOS[name] for name in ratios)] if ratios else []:
+        drawn.add_column(heading, justify="right")
     for column in columns:
         drawn.add_column(column.short, justify="right")
     best = [best_rows(table, column) for column in columns]
@@ -189,14 +212,14 @@ def _rich_table(table: Table, columns: list[Column], *, with_ratio: bool) -> obj
             Text(_cell(column, i), style="bold" if i in rows else "")
             for column, rows in zip(columns, best, strict=True)
         ]
-        facts = [row.budget, _ratio(row)] if with_ratio else []
+        facts = [row.budget, *(_ratio(row, name) for name in ratios)] if ratios else []
         drawn.add_row(Text(row.label), *facts, *cells, end_section=row.is_baseline)
     return drawn
 
 
-def _markdown(table: Table, per_task: bool, to_file: bool) -> str:
-    columns = columns_of(table, per_task)
-    names = ["method", "budget", "ratio_bytes", *(c.name for c in columns)]
+def _markdown(table: Table, look: Look) -> str:
+    columns = columns_of(table, look.per_task)
+    names = ["method", "budget", *look.ratio_names, *(c.name for c in columns)]
     lines = [f"**{_title(table)}**", "", f"| {' | '.join(names)} |"]
     lines.append("|---|" + "---:|" * (len(names) - 1))
     best = [best_rows(table, column) for column in columns]
@@ -206,17 +229,18 @@ def _markdown(table: Table, per_task: bool, to_file: bool) -> str:
             for c, rows in zip(columns, best, strict=True)
         ]
         label = row.label.replace("|", "\\|").replace("[", "\\[")
-        lines.append(f"| {' | '.join([label, row.budget, _ratio(row), *cells])} |")
+        ratios = [_ratio(row, name) for name in look.ratio_names]
+        lines.append(f"| {' | '.join([label, row.budget, *ratios, *cells])} |")
     lines.append("")
     lines += [f"- {line}" for line in _all_notes(table, columns) + protocol_card(table)]
     return "\n".join(lines) + "\n"
 
 
-def _csv(tables: list[Table], per_task: bool) -> str:
+def _csv(tables: list[Table], look: Look) -> str:
     """One line a row; the same columns for all tables, in the order they first appear."""
     lines: list[dict[str, str]] = []
     for table in tables:
-        columns = columns_of(table, per_task)
+        columns = columns_of(table, look.per_task)
         header = table.headers[-1]
         for i, row in enumerate(table.rows):
             line = {
@@ -227,7 +251,7 @@ def _csv(tables: list[Table], per_task: bool) -> str:
                 "method": row.method,
                 "budget": row.budget,
             }
-            for name in ("ratio_bytes", "kept_ratio", "ratio_formula15", "ratio_formula15_printed"):
+            for name in look.ratio_names:
                 ratio = row.ratio(name)
                 line[name] = "" if ratio is None else f"{ratio:.4f}"
             for column in columns:
