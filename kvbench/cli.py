@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -139,14 +141,33 @@ def report(
     ratios: Annotated[
         bool, typer.Option("--ratios", help="Tokens kept and both readings of Formula 15 too.")
     ] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="The 95% interval of each score.")
+    ] = False,
+    differences: Annotated[
+        bool, typer.Option("--differences", help="Paired differences to FullKV, with p.")
+    ] = False,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Compare with this row, such as snapkv@0.2; implies --differences."),
+    ] = None,
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
-    from kvbench.report.render import Look
+    from kvbench.report.look import Look
     from kvbench.report.render import report as rendered
     from kvbench.report.tables import newest_run, tables_of
 
     folder = path or newest_run(Path("results", "runs"))
-    text = rendered(folder, Look(form.value, tasks, ratios, to_file=output is not None))
+    look = Look(
+        form=form.value,
+        per_task=tasks,
+        ratios=ratios,
+        intervals=intervals,
+        differences=differences or reference is not None,
+        reference=reference,
+        coloured=output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+    )
+    text = rendered(folder, look)
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from kvbench.cli import app
 from kvbench.report.card import notes
-from kvbench.report.render import best_rows, columns_of
+from kvbench.report.columns import best_rows, columns_of
 from kvbench.report.tables import Table, newest_run, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
 
@@ -78,7 +78,7 @@ def test_the_best_method_of_a_budget_is_bold_and_fullkv_never(tmp_path: Path) ->
     average = columns_of(table, per_task=False)[-1]
     best = {table.rows[i].label for i in best_rows(table, average)}
     assert best == {"pyramidkv@0.2"}
-    assert "**40.00**" in report(tmp_path, "--format", "markdown")
+    assert "**40.00~**" in report(tmp_path, "--format", "markdown")
 
 
 def test_an_incomplete_row_has_no_mean_and_the_table_says_why(tmp_path: Path) -> None:
