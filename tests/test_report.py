@@ -210,7 +210,7 @@ def test_the_protocol_card_stands_under_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), ("--tasks",)])
 def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path, flags: tuple[str, ...]) -> None:
     labels = ["fullkv", "spindlekv@0.2", "streamingllm@0.2", "streamingllm_windowkv@0.2"]
-    table_of(tmp_path, {label: everywhere(1.0) for label in labels})
+    table_of(tmp_path, {label: everywhere(0.9) for label in labels})
     text = report(tmp_path, *flags)
     assert max(map(len, text.splitlines())) <= 100
     for label in labels:

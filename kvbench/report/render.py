@@ -1,17 +1,17 @@
-"""A report in the form asked for; the forms know nothing of records."""
+"""A report of a run in the form asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.look import Look
 from kvbench.report.markdown import markdown
+from kvbench.report.score_sheets import sheets_of
+from kvbench.report.sheet import Sheet
 from kvbench.report.table_csv import table_csv
-from kvbench.report.tables import Table, tables_of
+from kvbench.report.tables import tables_of
 from kvbench.report.terminal import terminal
-
-_DRAWN: dict[str, Callable[[Table, Look], str]] = {"terminal": terminal, "markdown": markdown}
 
 
 def report(folder: Path, look: Look) -> str:
@@ -23,4 +23,9 @@ def report(folder: Path, look: Look) -> str:
     tables = tables_of(folder)
     if look.form == "csv":
         return table_csv(tables, look)
-    return "\n".join(_DRAWN[look.form](table, look) for table in tables)
+    return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
+
+
+def drawn(sheets: Sequence[Sheet], look: Look) -> str:
+    """Return sheets in the form of a look."""
+    return markdown(sheets) if look.form == "markdown" else terminal(sheets, look.coloured)

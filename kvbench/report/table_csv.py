@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from kvbench.report.card import summary_of_missing
 from kvbench.report.columns import columns_of
 from kvbench.report.compare import comparison, score_interval
-from kvbench.report.look import Look
+from kvbench.report.look import RATIOS, Look
 from kvbench.report.tables import Table
 from kvbench.stats import Interval
 
@@ -39,7 +39,7 @@ def _lines(table: Table, look: Look) -> list[dict[str, str]]:
             "method": row.method,
             "budget": row.budget,
         }
-        for name in look.ratio_names:
+        for name in RATIOS:
             ratio = row.ratio(name)
             line[name] = "" if ratio is None else f"{ratio:.4f}"
         for column in columns:

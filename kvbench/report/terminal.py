@@ -1,66 +1,35 @@
-"""A table as a terminal shows it: at most 100 columns, more scores below."""
+"""A sheet as a terminal shows it: at most 100 columns wide, further columns below."""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import TypeVar
 
 from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
+from rich.table import Table
 from rich.text import Text
 
-from kvbench.report.card import protocol_card
-from kvbench.report.columns import Column, best_rows, columns_of
-from kvbench.report.compare import Comparison, comparison, score_interval
-from kvbench.report.look import (
-    INTERVAL_NOTE,
-    Look,
-    difference_notes,
-    difference_text,
-    p_text,
-    range_text,
-    ratio_text,
-    score_notes,
-    score_text,
-    title,
-)
-from kvbench.report.tables import Row, Table
+from kvbench.report.sheet import MARKS, Cell, Heading, Sheet
 
 WIDTH = 100
-
-_T = TypeVar("_T")
-
-_RATIO_HEADINGS = {
-    "ratio_bytes": "ratio_\nbytes",
-    "kept_ratio": "kept_\nratio",
-    "ratio_formula15": "ratio_\nformula15",
-    "ratio_formula15_printed": "ratio_formula15_\nprinted",
-}
+_NARROWEST_LABEL = 12
 
 
-def terminal(table: Table, look: Look) -> str:
-    """Draw a table, its notes and its protocol."""
+def terminal(sheets: Sequence[Sheet], coloured: bool = False) -> str:
+    """Draw sheets one below the other, then the protocol of the last that states one."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, force_terminal=look.coloured, highlight=False)
-    columns = columns_of(table, look.per_task)
-    console.print(title(table), style="bold")
-    if look.ratios:
-        console.print(_ratio_table(table, look.ratio_names))
+    console = Console(file=out, width=WIDTH, force_terminal=coloured, highlight=False)
+    for number, sheet in enumerate(sheets):
+        if number:
+            console.print()
+        console.print(sheet.title, style="bold", markup=False)
+        for columns in _parts(sheet):
+            console.print(_drawn(sheet, columns))
+        _print_lines(console, sheet.notes)
+    for card in [sheet.card for sheet in sheets if sheet.card][-1:]:
         console.print()
-    for number, part in enumerate(_parts(columns, first=8, later=9)):
-        console.print(_score_table(table, part, look, with_ratio=number == 0))
-    lines = score_notes(table, columns) + [INTERVAL_NOTE] * look.intervals
-    _print_lines(console, lines)
-    if look.differences:
-        console.print()
-        compared = comparison(table, columns, look.reference)
-        for places in _parts(list(range(len(columns))), first=7, later=7):
-            console.print(_difference_table(compared, places))
-        _print_lines(console, difference_notes(compared))
-    console.print()
-    _print_lines(console, protocol_card(table), style="dim")
+        _print_lines(console, card, style="dim")
     return out.getvalue()
 
 
@@ -69,77 +38,64 @@ def _print_lines(console: Console, lines: Sequence[str], style: str = "") -> Non
         console.print(line, markup=False, style=style)
 
 
-def _parts(columns: list[_T], first: int, later: int) -> list[list[_T]]:
-    """Cut many columns into tables that fit the terminal's width."""
-    starts = range(first, len(columns), later)
-    return [columns[:first], *(columns[i : i + later] for i in starts)]
+def _parts(sheet: Sheet) -> list[list[int]]:
+    """Cut the columns into as few tables as fit the width, about equally wide.
+
+    Each begins with the row's labels.
+    """
+    labels = list(range(sheet.labels))
+    widths = [_width(sheet, column) for column in range(len(sheet.headings))]
+    room = WIDTH - sum(widths[: sheet.labels])
+    fewest = len(_filled(widths, sheet.labels, room))
+    narrowest = next(r for r in range(room + 1) if len(_filled(widths, sheet.labels, r)) == fewest)
+    return [labels + part for part in _filled(widths, sheet.labels, narrowest)]
 
 
-def _empty(headings: Sequence[str]) -> RichTable:
-    """A table without rows. Its cells are `_cell`s, which bring their own gap."""
-    drawn = RichTable(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
-    drawn.add_column(_cell("method"), overflow="fold", min_width=12)
-    for heading in headings:
-        drawn.add_column(_cell(heading), justify="right")
+def _filled(widths: Sequence[int], first: int, room: int) -> list[list[int]]:
+    """Fill one table after the other; a column that is too wide for any stands alone."""
+    parts: list[list[int]] = [[]]
+    left = room
+    for column in range(first, len(widths)):
+        if widths[column] > left and parts[-1]:
+            parts.append([])
+            left = room
+        parts[-1].append(column)
+        left -= widths[column]
+    return parts
+
+
+def _width(sheet: Sheet, column: int) -> int:
+    """Characters that a column takes, its gaps included."""
+    texts = [*sheet.headings[column].lines]
+    for row in sheet.rows:
+        texts += [row.cells[column].text, row.cells[column].below]
+    return max(len(_slotted(text)) for text in texts) + 1
+
+
+def _drawn(sheet: Sheet, columns: Sequence[int]) -> Table:
+    drawn = Table(box=box.SIMPLE_HEAD, padding=0, show_edge=False)
+    for column in columns:
+        heading = _heading_text(sheet.headings[column])
+        if column < sheet.labels:
+            drawn.add_column(heading, overflow="fold", min_width=_NARROWEST_LABEL * (column == 0))
+        else:
+            drawn.add_column(heading, justify="right")
+    for row in sheet.rows:
+        drawn.add_row(*(_cell_text(row.cells[c]) for c in columns), end_section=row.ends_section)
     return drawn
 
 
-def _cell(text: str, below: str = "", style: str = "") -> Text:
-    """Text whose lines end in a mark or in the gap to the next column, so that digits line up."""
-    cell = Text(style=style)
-    for line in text.split("\n"):
-        cell.append(("\n" if cell else "") + line + " " * (not line.endswith(("*", "~"))))
-    if below:
-        cell.append(f"\n{below} ", style="not bold dim")
-    return cell
+def _heading_text(heading: Heading) -> Text:
+    return Text("\n".join(map(_slotted, heading.lines)))
 
 
-def _ratio_table(table: Table, names: Sequence[str]) -> RichTable:
-    drawn = _empty(["budget", *(_RATIO_HEADINGS[name] for name in names)])
-    for row in table.rows:
-        cells = [row.label, *_ratio_cells(row, names)]
-        drawn.add_row(*map(_cell, cells), end_section=row.is_baseline)
-    return drawn
+def _cell_text(cell: Cell) -> Text:
+    shown = Text(_slotted(cell.text), style="bold" if cell.bold else "")
+    if cell.below:
+        shown.append("\n" + _slotted(cell.below), style="not bold dim")
+    return shown
 
 
-def _ratio_cells(row: Row, names: Sequence[str]) -> list[str]:
-    return [row.budget, *(ratio_text(row, name) for name in names)]
-
-
-def _score_table(
-    table: Table, columns: Sequence[Column], look: Look, *, with_ratio: bool
-) -> RichTable:
-    ratios = look.ratio_names[:1] if with_ratio else ()
-    facts = ["budget", *(_RATIO_HEADINGS[name] for name in ratios)] if with_ratio else []
-    drawn = _empty([*facts, *(column.short for column in columns)])
-    cells = [_score_cells(table, column, look) for column in columns]
-    for i, row in enumerate(table.rows):
-        facts = _ratio_cells(row, ratios) if with_ratio else []
-        scores = [column[i] for column in cells]
-        drawn.add_row(*map(_cell, [row.label, *facts]), *scores, end_section=row.is_baseline)
-    return drawn
-
-
-def _score_cells(table: Table, column: Column, look: Look) -> list[Text]:
-    best = best_rows(table, column)
-    cells = []
-    for i, row in enumerate(table.rows):
-        known = column.values[i] is not None
-        interval = score_interval(row, column.tasks) if look.intervals and known else None
-        text = score_text(column, i, best)
-        cells.append(_cell(text, range_text(interval), "bold" if i in best else ""))
-    return cells
-
-
-def _difference_table(compared: Comparison, columns: Sequence[int]) -> RichTable:
-    """Differences above their intervals; AVG, the last column, with its p."""
-    last = len(compared.columns) - 1
-    headings = [compared.columns[c].short for c in columns] + ["p\n(AVG)"] * (last in columns)
-    drawn = _empty(headings)
-    for row, line in zip(compared.rows, compared.cells, strict=True):
-        intervals = [None if cell is None else cell.difference.interval for cell in line]
-        cells = [_cell(difference_text(line[c]), range_text(intervals[c])) for c in columns]
-        average = line[last]
-        p = "-" if average is None else p_text(average.corrected_p)
-        drawn.add_row(_cell(row.label), *cells, *([_cell(p)] if last in columns else []))
-    return drawn
+def _slotted(text: str) -> str:
+    """End in a mark or in a gap, so that the digits of a column stand below each other."""
+    return text if text.endswith(MARKS) else text + " "
