@@ -49,6 +49,7 @@ class Kind(str, enum.Enum):
     tasks = "tasks"
     models = "models"
     experiments = "experiments"
+    published = "published"
 
 
 class Format(str, enum.Enum):
@@ -57,6 +58,7 @@ class Format(str, enum.Enum):
     terminal = "terminal"
     markdown = "markdown"
     csv = "csv"
+    latex = "latex"
 
 
 class CodeSimilarity(str, enum.Enum):
@@ -151,13 +153,16 @@ def report(
         str | None,
         typer.Option(help="Compare with this row, such as snapkv@0.2; implies --differences."),
     ] = None,
+    published: Annotated[
+        str | None,
+        typer.Option(help="A paper's table alone, such as windowkv/table1; no run is read."),
+    ] = None,
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
+    from kvbench.report import render
     from kvbench.report.look import Look
-    from kvbench.report.render import report as rendered
-    from kvbench.report.tables import newest_run, tables_of
+    from kvbench.report.tables import newest_run
 
-    folder = path or newest_run(Path("results", "runs"))
     look = Look(
         form=form.value,
         per_task=tasks,
@@ -167,7 +172,10 @@ def report(
         reference=reference,
         coloured=output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ,
     )
-    text = rendered(folder, look)
+    if published is not None:
+        text = render.published_report(published, look)
+    else:
+        text = render.report(path or newest_run(Path("results", "runs")), look)
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -260,16 +268,20 @@ def train_classifier(
 def list_choices(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
 ) -> None:
-    """List what can be run: methods, tasks, models or experiments."""
+    """List what can be run: methods, tasks, models, experiments; or tables of published numbers."""
     from kvbench import catalog
+    from kvbench.report.published import published_tables
 
-    found = catalog.choices(kind.value.removesuffix("s"))
+    if kind is Kind.published:
+        found = {table.name: table.about for table in published_tables().values()}
+    else:
+        found = {c.name: c.about for c in catalog.choices(kind.value.removesuffix("s"))}
     if not found:
         typer.echo(f"no {kind.value} in kvbench.conf")
         return
-    width = max(len(c.name) for c in found)
-    for choice in found:
-        typer.echo(f"{choice.name:<{width}}  {choice.about}".rstrip())
+    width = max(map(len, found))
+    for name, about in found.items():
+        typer.echo(f"{name:<{width}}  {about}".rstrip())
 
 
 @app.command()

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.report.latex import latex
 from kvbench.report.look import Look
 from kvbench.report.markdown import markdown
+from kvbench.report.paper_shape import published_sheets
+from kvbench.report.published import published_csv, published_table
 from kvbench.report.score_sheets import sheets_of
 from kvbench.report.sheet import Sheet
 from kvbench.report.table_csv import table_csv
@@ -26,6 +29,18 @@ def report(folder: Path, look: Look) -> str:
     return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
 
 
+def published_report(name: str, look: Look) -> str:
+    """Return a published table, such as `windowkv/table1`, in its paper's shape.
+
+    Raises:
+        UserError: no table has the name.
+    """
+    table = published_table(name)
+    return published_csv(table) if look.form == "csv" else drawn(published_sheets(table), look)
+
+
 def drawn(sheets: Sequence[Sheet], look: Look) -> str:
     """Return sheets in the form of a look."""
-    return markdown(sheets) if look.form == "markdown" else terminal(sheets, look.coloured)
+    if look.form == "terminal":
+        return terminal(sheets, look.coloured)
+    return {"markdown": markdown, "latex": latex}[look.form](sheets)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MARKS = ("*", "~")
+SUPERSCRIPTS = "¹²³⁴⁵⁶⁷⁸⁹"
+MARKS = ("*", "~", *SUPERSCRIPTS)
 """Signs that follow a number."""
 
 
@@ -14,7 +15,7 @@ class Cell:
 
     text: str
     below: str = ""
-    """An aside, such as the interval of the value."""
+    """An aside, such as the interval of the value; a line each."""
     bold: bool = False
 
 

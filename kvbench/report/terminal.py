@@ -68,7 +68,7 @@ def _width(sheet: Sheet, column: int) -> int:
     """Characters that a column takes, its gaps included."""
     texts = [*sheet.headings[column].lines]
     for row in sheet.rows:
-        texts += [row.cells[column].text, row.cells[column].below]
+        texts += [row.cells[column].text, *row.cells[column].below.split("\n")]
     return max(len(_slotted(text)) for text in texts) + 1
 
 
@@ -92,10 +92,11 @@ def _heading_text(heading: Heading) -> Text:
 def _cell_text(cell: Cell) -> Text:
     shown = Text(_slotted(cell.text), style="bold" if cell.bold else "")
     if cell.below:
-        shown.append("\n" + _slotted(cell.below), style="not bold dim")
+        below = [_slotted(line) for line in cell.below.split("\n")]
+        shown.append("\n".join(["", *below]), style="not bold dim")
     return shown
 
 
 def _slotted(text: str) -> str:
-    """End in a mark or in a gap, so that the digits of a column stand below each other."""
+    """End in one mark or in a gap, so that the digits of a column stand below each other."""
     return text if text.endswith(MARKS) else text + " "
