@@ -59,6 +59,7 @@ class Format(str, enum.Enum):
     markdown = "markdown"
     csv = "csv"
     latex = "latex"
+    html = "html"
 
 
 class CodeSimilarity(str, enum.Enum):
@@ -153,6 +154,9 @@ def report(
         str | None,
         typer.Option(help="Compare with this row, such as snapkv@0.2; implies --differences."),
     ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Samples of each task that the HTML page shows.")
+    ] = 25,
     published: Annotated[
         str | None,
         typer.Option(help="A paper's table alone, such as windowkv/table1; no run is read."),
@@ -170,6 +174,7 @@ def report(
         intervals=intervals,
         differences=differences or reference is not None,
         reference=reference,
+        samples=samples,
         coloured=output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ,
     )
     if published is not None:

@@ -247,7 +247,16 @@ def _record(
         decode_s=outcome.decode_s,
         error=outcome.error,
         finished=now(),
+        prompt_tail=_tail(model, prompt),
     )
+
+
+def _tail(model: LoadedModel, prompt: Prompt) -> str:
+    """The end of the prompt, where the question is, for readers of the record."""
+    characters = 400
+    # No token is shorter than a byte, so these are enough.
+    text: str = model.tokenizer.decode(prompt.ids[-4 * characters :])
+    return text[-characters:]
 
 
 _LEDGER_FIELDS = tuple(Ledger.__dataclass_fields__)

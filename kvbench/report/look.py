@@ -24,5 +24,7 @@ class Look:
     """A table of differences to the reference as well."""
     reference: str | None = None
     """Label of the row to compare with; None: FullKV."""
+    samples: int = 25
+    """Samples of each task that the HTML page shows."""
     coloured: bool = False
     """Bold face and colours of a terminal."""

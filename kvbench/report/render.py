@@ -26,6 +26,10 @@ def report(folder: Path, look: Look) -> str:
     tables = tables_of(folder)
     if look.form == "csv":
         return table_csv(tables, look)
+    if look.form == "html":
+        from kvbench.report.page import page
+
+        return page(tables, look)
     return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
 
 

@@ -58,7 +58,7 @@ def _score_sheet(table: Table, columns: Sequence[Column], look: Look) -> Sheet:
             _score(row, column, i, leaders, look.intervals)
             for column, leaders in zip(columns, best, strict=True)
         )
-        rows.append(SheetRow(facts + scores, ends_section=row.is_baseline))
+        rows.append(SheetRow(facts + scores, ends_section=_ends_budget(table, i)))
     lines = notes(table) + _mark_notes(columns, best) + [_INTERVAL_NOTE] * look.intervals
     return Sheet(
         title(table),
@@ -67,6 +67,13 @@ def _score_sheet(table: Table, columns: Sequence[Column], look: Look) -> Sheet:
         notes=tuple(lines),
         card=tuple(protocol_card(table)),
     )
+
+
+def _ends_budget(table: Table, i: int) -> bool:
+    """Whether the next row has another budget, or the row is the baseline."""
+    following = table.rows[i + 1 : i + 2]
+    here = table.rows[i]
+    return here.is_baseline or any(row.budget != here.budget for row in following)
 
 
 def _score(row: Row, column: Column, i: int, best: dict[int, bool], intervals: bool) -> Cell:

@@ -18,6 +18,16 @@ class Cell:
     """An aside, such as the interval of the value; a line each."""
     bold: bool = False
 
+    @property
+    def mark(self) -> str:
+        """The sign behind the number, if any."""
+        return self.text[-1:] if self.text.endswith(MARKS) else ""
+
+    @property
+    def unmarked(self) -> str:
+        """The text without its mark."""
+        return self.text.removesuffix(self.mark)
+
 
 @dataclass(frozen=True)
 class Heading:
