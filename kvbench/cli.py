@@ -133,8 +133,12 @@ def lm_eval(ctx: typer.Context) -> None:
 
 @app.command()
 def report(
-    path: Annotated[
-        Path | None, typer.Argument(help="Run folder; default: the newest in results/runs.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FOLDER | experiment=NAME]",
+            help="Run folder, default: the newest in results/runs; or an experiment's table.",
+        ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
     output: Annotated[
@@ -164,6 +168,7 @@ def report(
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
     from kvbench.report import render
+    from kvbench.report.experiment import experiment_report
     from kvbench.report.look import Look
     from kvbench.report.tables import newest_run
 
@@ -179,8 +184,13 @@ def report(
     )
     if published is not None:
         text = render.published_report(published, look)
+    elif words and any(word.startswith("experiment=") for word in words):
+        text = experiment_report(words, look)
+    elif words and len(words) > 1:
+        raise UserError(f"{len(words)} folders are given: one report reads one")
     else:
-        text = render.report(path or newest_run(Path("results", "runs")), look)
+        folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
+        text = render.report(folder, look)
     if output is None:
         typer.echo(text, nl=False)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -295,9 +296,7 @@ def _variants(
         The chosen suite and the variants.
     """
     words = [w for w in hydra_words(overrides) if not w.lstrip("+").startswith("variants=")]
-    rows: list[list[str]] = plain["variants"] or [[]]
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise UserError(f"variants={rows!r} is not a list of lists of overrides")
+    rows = _product(words, _override_lists(plain, "rows"), _override_lists(plain, "variants"))
     baseline = _flag(plain, "baseline")
     suite_choice = ""
     found: dict[str, Variant] = {}
@@ -309,6 +308,22 @@ def _variants(
         found.setdefault(variant.label, variant)
     first = [v for v in found.values() if v.choice == BASELINE]
     return suite_choice, tuple(first + [v for v in found.values() if v.choice != BASELINE])
+
+
+def _override_lists(plain: Mapping[str, Any], key: str) -> list[list[str]]:
+    lists = plain[key] or [[]]
+    if not isinstance(lists, list) or not all(isinstance(row, list) for row in lists):
+        raise UserError(f"{key}={lists!r} is not a list of lists of overrides")
+    return lists
+
+
+def _product(
+    words: Sequence[str], rows: list[list[str]], variants: list[list[str]]
+) -> list[list[str]]:
+    """Take an experiment's rows at each swept variant; methods that the user names replace them."""
+    if any(w.startswith("method=") for w in [*words, *itertools.chain(*variants)]):
+        return variants
+    return [row + variant for variant in variants for row in rows]
 
 
 def _variant(composition: Composition, targets_allowed: bool) -> Variant:
@@ -366,7 +381,7 @@ def _shown(value: object) -> str:
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Plain values; the variants' override strings are kept as written."""
+    """Plain values; override strings of rows and variants are kept as written."""
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -376,7 +391,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     assert isinstance(plain, dict)
     kept = OmegaConf.to_container(config, resolve=False)
     assert isinstance(kept, dict)
-    return {str(k): kept[k] if k == "variants" else v for k, v in plain.items()}
+    return {str(k): kept[k] if k in ("rows", "variants") else v for k, v in plain.items()}
 
 
 @lru_cache

@@ -55,7 +55,7 @@ def series_of(table: Table) -> list[Series]:
     found: dict[str, list[Row]] = {}
     for row in table.rows:
         if not row.is_baseline:
-            found.setdefault(row.label.replace(f"@{row.budget}", "", 1), []).append(row)
+            found.setdefault(row.series, []).append(row)
     markers = list(_MARKERS)
     return [
         Series(

@@ -15,6 +15,7 @@ _SPECIAL = {
     "<": "$<$",
     ">": "$>$",
     "→": r"$\rightarrow$",
+    "†": r"\dag{}",
     **{digit: f"$^{n}$" for n, digit in enumerate("¹²³⁴⁵⁶⁷⁸⁹", start=1)},
 }
 _SIGNED = re.compile(r"^[+-]\d")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SUPERSCRIPTS = "¹²³⁴⁵⁶⁷⁸⁹"
-MARKS = ("*", "~", *SUPERSCRIPTS)
+NOT_COMPARABLE = "†"
+MARKS = ("*", "~", NOT_COMPARABLE, *SUPERSCRIPTS)
 """Signs that follow a number."""
 
 

@@ -60,6 +60,11 @@ class Row:
         """Whether every other row compares with this one."""
         return self.method == BASELINE
 
+    @property
+    def series(self) -> str:
+        """The label without its budget: what rows of one method in one setting share."""
+        return self.label.replace(f"@{self.budget}", "", 1)
+
     def ratio(self, name: str) -> float | None:
         """Mean of a ratio field: over the samples of a task, then over tasks."""
         by_task: dict[str, list[float]] = {}
