@@ -250,7 +250,7 @@ def short_records(task: str) -> Iterator[str]:
     story = " ".join(f"On day {d} the {task} clerk wrote {d * d} in the book." for d in range(14))
     classes = ["Number", "Person"] if task in ("trec", "lsht") else None
     line = {"_id": f"{task}-0", "input": "What did the clerk write?", "context": story}
-    line |= {"answers": ["Paragraph 1", "1"], "all_classes": classes, "length": len(story.split())}
+    line |= {"answers": ["Paragraph 1"], "all_classes": classes, "length": len(story.split())}
     yield json.dumps({**line, "dataset": task, "language": "en"})
 
 
