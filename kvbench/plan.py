@@ -21,6 +21,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from kvbench.analysis import ANALYSES
 from kvbench.budget import Budget
 from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
@@ -138,6 +139,8 @@ class Plan:
     """Folder of the records."""
     decode_width: int | None
     """Rows decoded together; None: one per variant."""
+    analysis: str | None
+    """What is measured instead of answers, one of `ANALYSES`; None: answers."""
     memory_bytes: int | None
     """What prefill and decode batches may take beside the model; None: most of what is free."""
     shard: int
@@ -232,6 +235,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
         decode_width=plain["decode_width"],
+        analysis=_analysis(plain["analysis"]),
         memory_bytes=parsed_bytes("memory", plain["memory"]),
         shard=plain["shard"],
         shards=plain["shards"],
@@ -239,6 +243,12 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         prefill_cache=_cache_folder(plain),
         config=plain,
     )
+
+
+def _analysis(name: str | None) -> str | None:
+    if name is not None and name not in ANALYSES:
+        raise UserError(f"analysis={name} is unknown: {did_you_mean(str(name), ANALYSES)}")
+    return name
 
 
 def _check_keys(plain: Mapping[str, Any]) -> None:

@@ -69,8 +69,8 @@ def execute(plan: Plan) -> Summary:
     model = load(plan.model)
     for sample, _ in todo:
         # Without truncation any prompt may be too long: found before anything is recorded.
-        if plan.protocol.truncation == "none" or sample.task.length_setting:
-            _prompt(plan, model, sample)
+        for sample, _ in todo:
+            prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))
     take = capture if plan.prefill_cache is None else CaptureCache(plan.prefill_cache).capture
@@ -136,7 +136,7 @@ def _results(
 ) -> Iterator[Record]:
     """Yield the record of each variant of one sample, from one prefill."""
     progress.phase("prompt")
-    prompt = _prompt(plan, model, sample)
+    prompt = prompt_of(plan, model, sample)
     head, feed = split_prompt(prompt, plan.protocol)
     work = Work(
         sample=sample,
@@ -151,7 +151,7 @@ def _results(
         yield _record(plan, model, prompt, work, outcome)
 
 
-def _prompt(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
+def prompt_of(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
     """The sample's prompt under the plan's protocol, known to fit with what is generated."""
     protocol = plan.protocol
     prompt = render(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.report.analysis_sheets import analysis_sheets
 from kvbench.report.latex import latex
 from kvbench.report.look import Look
 from kvbench.report.markdown import markdown
@@ -23,6 +24,9 @@ def report(folder: Path, look: Look) -> str:
     Raises:
         UserError: the folder holds no records, or no row has the label of the reference.
     """
+    analyses = analysis_sheets(folder)
+    if analyses and look.form not in ("csv", "html"):
+        return drawn(analyses, look)
     tables = tables_of(folder)
     if look.form == "csv":
         return table_csv(tables, look)
