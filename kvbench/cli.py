@@ -62,6 +62,12 @@ class Format(str, enum.Enum):
     html = "html"
 
 
+class Measured(str, enum.Enum):
+    """What `kvbench bench` measures."""
+
+    speed = "speed"
+
+
 class CodeSimilarity(str, enum.Enum):
     """Edit similarity of the code tasks."""
 
@@ -191,6 +197,15 @@ def report(
     else:
         folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
         text = render.report(folder, look)
+    _deliver(text, output)
+
+
+def _deliver(text: str, output: Path | None) -> None:
+    """Print a text, or write it to a file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -236,6 +251,35 @@ def score(
         typer.echo(json.dumps(scores.values, ensure_ascii=False, indent=1))
     else:
         typer.echo(scores.text(), nl=False)
+
+
+@app.command()
+def bench(
+    what: Annotated[Measured, typer.Argument(help="What to measure.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words of a run: model=..., method=..., budget=...")
+    ] = None,
+    context: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 2048,
+    generate: Annotated[int, typer.Option(min=2, help="Generated tokens.")] = 64,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds counted, after a warm-up.")] = 3,
+    form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write instead of the terminal.")
+    ] = None,
+) -> None:
+    """Measure prefill, compression and decoding of FullKV and any variants, and their memory.
+
+    model.random_weights=true builds the model's shape with random weights: nothing is downloaded.
+    """
+    if form in (Format.csv, Format.html):
+        raise UserError(f"--format {form.value} is no form of bench: markdown, latex or terminal")
+    from kvbench.bench import speed_of_words
+    from kvbench.report.look import Look
+    from kvbench.report.render import drawn
+    from kvbench.speed import Lengths
+
+    sheets = speed_of_words(words or [], Lengths(context, generate, repeats))
+    _deliver(drawn(sheets, Look(form.value)), output)
 
 
 @app.command("train-classifier")
