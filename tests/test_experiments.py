@@ -23,7 +23,12 @@ from kvbench.report.published import published_table
 from kvbench.report.tables import Table, tables_of
 from kvbench.sweep import folded_jobs
 
-EXPERIMENTS = {choice.name: choice for choice in choices("experiment") if "/" in choice.name}
+EXPERIMENTS = {
+    choice.name: choice
+    for choice in choices("experiment")
+    # Those of `kvbench lm-eval` are tested with it.
+    if "/" in choice.name and "lm_eval" not in choice.config
+}
 MODELS = {choice.name for choice in choices("model")}
 
 

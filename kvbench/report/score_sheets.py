@@ -44,6 +44,8 @@ def title(table: Table) -> str:
     """Model, suite and protocol, in one line."""
     header = table.headers[-1]
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
+    if header["suite"] == "lm-eval":
+        suite = "lm-evaluation-harness"
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 
