@@ -197,6 +197,9 @@ def report(
     else:
         folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
         text = render.report(folder, look)
+        if drawn := render.figure_files(folder):
+            said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
+            typer.echo(said, err=True)
     _deliver(text, output)
 
 

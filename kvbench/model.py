@@ -211,12 +211,10 @@ def _load(spec: ModelSpec) -> LoadedModel:
     with quiet_transformers():
         if spec.kind == "random":
             network = _random_network(spec, getattr(torch, identity["dtype"]), device)
-            return wrap(network, byte_tokenizer(spec.random_shape.context), spec, identity)
-        folder = spec.path
-        if spec.kind in ("package", "gguf"):
-            key = hashlib.blake2b(json.dumps(identity["weights"]).encode()).hexdigest()
-            folder = str(converted(gguf_file(spec), key, identity["dtype"]))
-        network, tokenizer = _from_pretrained(spec, folder, identity["revision"], device)
+            return wrap(network, load_tokenizer(spec), spec, identity)
+        folder, revision = _checkpoint(spec, identity), identity["revision"]
+        tokenizer = _tokenizer_from(spec, folder, revision)
+        network = _network_from(spec, folder, revision, device)
     return wrap(network, tokenizer, spec, identity)
 
 
@@ -236,10 +234,8 @@ def _random_network(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -
         torch.set_default_dtype(before)
 
 
-def _from_pretrained(
-    spec: ModelSpec, folder: str, revision: str | None, device: torch.device
-) -> tuple[Any, Any]:
-    """Network and tokenizer of a folder or hub id; safetensors only, no code from the repo."""
+def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: torch.device) -> Any:
+    """Network of a folder or hub id; safetensors only, no code from the repo."""
     import torch
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM

@@ -69,7 +69,7 @@ def execute(plan: Plan) -> Summary:
     model = load(plan.model)
     for sample, _ in todo:
         # Without truncation any prompt may be too long: found before anything is recorded.
-        for sample, _ in todo:
+        if plan.protocol.truncation == "none" or sample.task.length_setting:
             prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))

@@ -18,7 +18,7 @@ def notes(table: Table) -> list[str]:
     lines = []
     if table.headers[-1]["data"]["setting"] == "sample":
         lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
-    lines.append(_samples_per_task(table))
+    lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
     lines += _missing(table)
     lines += [_failures(row) for row in table.rows if row.errors]
     one_token = [task.name for task in table.tasks if task.one_token_answers]

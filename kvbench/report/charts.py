@@ -17,6 +17,9 @@ from kvbench.report.columns import Column
 from kvbench.report.compare import score_interval
 from kvbench.report.tables import Row, Table
 
+UNDATED = dict.fromkeys(("Date", "Creator"))
+"""Metadata of an SVG file: none, so that the same chart is the same bytes."""
+
 _PALETTE = (
     *("#3b7dd8", "#d9822b", "#2f9e62", "#c94f7c", "#8a63d2", "#1b9aaa", "#b08a00", "#d1495b"),
     *("#5f6f8c", "#7a9a2e"),
@@ -48,6 +51,8 @@ class Chart:
 
     title: str
     svg: str
+    wide: bool = False
+    """Whether it takes the page's width."""
 
 
 def series_of(table: Table) -> list[Series]:
@@ -103,8 +108,8 @@ def _curve(table: Table, column: Column, series: Sequence[Series], salt: str) ->
         axes.grid(axis="y", color=_GRID, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
         out = io.StringIO()
-        figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator")))
-    return _inline(out.getvalue(), f"Score against share of bytes, {column.name}")
+        figure.savefig(out, format="svg", metadata=UNDATED)
+    return inline(out.getvalue(), f"Score against share of bytes, {column.name}")
 
 
 def _marks(axes: Any, table: Table, column: Column, series: Series) -> Iterator[Any]:
@@ -141,7 +146,7 @@ _STYLE: Any = {
 }
 
 
-def _inline(svg: str, label: str) -> str:
+def inline(svg: str, label: str) -> str:
     """Turn a file into an element of a page: named, without a size, in the page's colours.
 
     What would reach beyond the element goes: its style sheet, its fonts, and the names of groups,

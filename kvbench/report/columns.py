@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvbench.report.compare import difference
+from kvbench.report.needle import is_needle, needle_columns
 from kvbench.report.tables import Row, Table, TaskColumn
 
 FULL_AVERAGE = 16
@@ -44,7 +45,7 @@ class Column:
     name: str
     short: str
     tasks: tuple[TaskColumn, ...]
-    """Those that a value is the mean of."""
+    """Those that a value is the mean of; none where it is another quantity."""
     values: tuple[float | None, ...]
     """Scores x100, by row."""
     partial: tuple[bool, ...]
@@ -57,7 +58,9 @@ def short_name(name: str) -> str:
 
 
 def columns_of(table: Table, per_task: bool) -> list[Column]:
-    """Return the score columns: tasks or groups, then AVG."""
+    """Return the score columns: tasks or groups, then AVG; accuracies of a needle run."""
+    if is_needle(table):
+        return [_accuracy_column(table, *column) for column in needle_columns(table)]
     if per_task:
         columns = [_task_column(table, task) for task in table.tasks]
     else:
@@ -88,6 +91,18 @@ def best_rows(table: Table, column: Column) -> dict[int, bool]:
             clear = len(leaders) == 1 and _clearly_above(table, column, leaders[0], following)
             best |= dict.fromkeys(leaders, clear)
     return best
+
+
+def _accuracy_column(
+    table: Table,
+    name: str,
+    short: str,
+    values: tuple[float | None, ...],
+    partial: tuple[bool, ...],
+) -> Column:
+    """Only the accuracy over all cells is the mean of a task's scores."""
+    tasks = tuple(task for task in table.tasks if name in ("accuracy", f"{task.name} accuracy"))
+    return Column(name, short, tasks, values, partial)
 
 
 def _task_column(table: Table, task: TaskColumn) -> Column:

@@ -62,8 +62,10 @@ def difference(row: Row, reference: Row, tasks: Sequence[TaskColumn]) -> Differe
     """Compare two rows on the samples that both have scored, x100.
 
     Returns:
-        None where a task has no such sample.
+        None where there is no task, or one has no such sample.
     """
+    if not tasks:
+        return None
     ours, theirs = [], []
     for task in tasks:
         mine, others = row.scores.get(task.name, {}), reference.scores.get(task.name, {})

@@ -5,6 +5,7 @@ Everything that a model or a user wrote is escaped by the template engine; the c
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
@@ -12,10 +13,13 @@ from importlib import resources
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from kvbench.report import figures
 from kvbench.report.card import protocol_card
-from kvbench.report.charts import Chart, Series, curves, series_of
+from kvbench.report.charts import UNDATED, Chart, Series, curves, inline, series_of
 from kvbench.report.columns import Column, columns_of
+from kvbench.report.heatmap import heatmaps
 from kvbench.report.look import Look
+from kvbench.report.needle import grids, is_needle
 from kvbench.report.page_view import Leader, Memory, TaskView, leaders, memory, task_views
 from kvbench.report.score_sheets import sheets_of, title
 from kvbench.report.sheet import Sheet
@@ -30,7 +34,7 @@ class _View:
     warnings: tuple[str, ...]
     facts: tuple[tuple[str, str], ...]
     average: str
-    """Name of the last column."""
+    """Name of the column that says most: AVG, or a needle's accuracy."""
     leaders: tuple[Leader, ...]
     sheets: tuple[Sheet, ...]
     by_task: Sheet
@@ -66,6 +70,7 @@ def _file(name: str) -> str:
 
 def _view(table: Table, look: Look) -> _View:
     columns = columns_of(table, per_task=False)
+    average = columns[0] if is_needle(table) else columns[-1]
     compared = look.reference is not None or any(row.is_baseline for row in table.rows)
     detailed = replace(look, per_task=False, ratios=True, intervals=True, differences=compared)
     sheets = sheets_of(table, detailed)
@@ -76,8 +81,8 @@ def _view(table: Table, look: Look) -> _View:
         title=title(table),
         warnings=tuple(n for n in sheets[0].notes if n.startswith(("This is", "Incomplete"))),
         facts=_facts(table),
-        average=columns[-1].name,
-        leaders=tuple(leaders(table, columns[-1])),
+        average=average.name,
+        leaders=tuple(leaders(table, average)),
         sheets=tuple(sheets),
         by_task=by_task,
         series=tuple(series),
@@ -91,7 +96,15 @@ def _view(table: Table, look: Look) -> _View:
 
 
 def _charts(table: Table, columns: Sequence[Column], series: Sequence[Series]) -> Iterator[Chart]:
-    """The mean over all tasks first, then each group."""
+    """Heatmaps of a needle run; else curves, the mean over all tasks first."""
+    if is_needle(table):
+        for grid in grids(table):
+            out = io.StringIO()
+            with figures.style():
+                heatmaps(table, grid).savefig(out, format="svg", metadata=UNDATED)
+            label = f"Heatmaps of {grid.task}: {grid.metric} by length and depth"
+            yield Chart(label, Markup(inline(out.getvalue(), label)), wide=True)
+        return
     for chart in curves(table, [columns[-1], *columns[:-1]], series):
         yield Chart(chart.title, Markup(chart.svg))
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvbench.report.analysis_sheets import analysis_sheets
+from kvbench.report.heatmap import needle_figures
 from kvbench.report.latex import latex
 from kvbench.report.look import Look
 from kvbench.report.markdown import markdown
@@ -35,6 +36,13 @@ def report(folder: Path, look: Look) -> str:
 
         return page(tables, look)
     return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
+
+
+def figure_files(folder: Path) -> list[Path]:
+    """Draw the figures that a run's tables call for: heatmaps of needles; return the files."""
+    if analysis_sheets(folder):
+        return []
+    return needle_figures(tables_of(folder), folder / "figures")
 
 
 def published_report(name: str, look: Look) -> str:

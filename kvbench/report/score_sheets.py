@@ -8,6 +8,7 @@ from kvbench.report.card import notes, protocol_card
 from kvbench.report.columns import Column, best_rows, columns_of
 from kvbench.report.compare import SIGNIFICANT, Compared, comparison, score_interval
 from kvbench.report.look import RATIOS, Look
+from kvbench.report.needle import sized_suite
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow, cells
 from kvbench.report.tables import Row, Table
 from kvbench.stats import Interval
@@ -46,6 +47,7 @@ def title(table: Table) -> str:
     suite = "sample suite (not LongBench)" if header["data"]["setting"] == "sample" else "LongBench"
     if header["suite"] == "lm-eval":
         suite = "lm-evaluation-harness"
+    suite = sized_suite(table) or suite
     return f"{header['model']['name']} on {suite}, protocol {header['protocol']['name']}"
 
 
@@ -132,7 +134,7 @@ def _difference_sheet(table: Table, columns: Sequence[Column], reference: str | 
         (
             Heading("method"),
             *(Heading(column.name, column.short) for column in columns),
-            Heading("p of AVG", "p of\nAVG"),
+            Heading(f"p of {columns[-1].name}", "p of\nthe last"),
         ),
         tuple(rows),
         notes=(
