@@ -4,6 +4,7 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,17 +101,22 @@ def test_every_printed_number_has_a_row_of_ours(
         tasks = [task.name for task in plan.tasks]
         labels = [variant.label for variant in plan.variants]
         model = {"name": plan.model.name, "path": "p", "dtype": "float32", "revision": None}
-        head = header(labels=labels, tasks=tasks, model=model)
+        # A needle's task is none of LongBench's: one of these stands in for it.
+        known = ["qasper"] if tasks == ["needle"] else tasks
+        head = header(labels=labels, tasks=known, model=model)
         head["config"]["limit"] = None
+        for described, task in zip(head["tasks"], tasks, strict=True):
+            described["name"] = task
         for described, variant in zip(head["variants"], plan.variants, strict=True):
             described["budget"] = str(variant.budget)
-        scores = {label: {task: [0.5] for task in tasks} for label in labels}
-        write_shard(tmp_path, head, records(scores))
+        made = records({label: {task: [0.5] for task in known} for label in labels})
+        made = [replace(r, task=task) for r in made for task in tasks if task in (r.task, "needle")]
+        write_shard(tmp_path, head, made)
     lines = csv.DictReader(io.StringIO(paper_csv(tables_of(tmp_path), beside)))
     wanted = [
         line for line in lines if line["model"] in models and line["task"] != "cache_memory_MB"
     ]
-    assert wanted and all(line["ours"] == "50.00" for line in wanted)
+    assert wanted and all(line["ours"] in ("50.00", "0.500") for line in wanted)
 
 
 @pytest.mark.usefixtures("composing")

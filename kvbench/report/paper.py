@@ -14,10 +14,14 @@ from statistics import fmean
 
 from kvbench.report.card import protocol_card
 from kvbench.report.columns import FULL_AVERAGE
+from kvbench.report.needle import is_needle
 from kvbench.report.paper_shape import block_sheet, blocks, footnote_lines, footnote_marks
 from kvbench.report.published import Figure, PublishedTable
 from kvbench.report.sheet import NOT_COMPARABLE, Cell, Sheet
 from kvbench.report.tables import Row, Table, TaskColumn
+
+_NEEDLE = "needle"
+"""The task whose accuracy is printed as a share of 1."""
 
 _NEAR = 0.03
 """How far a printed share may lie from the budget it was aimed at."""
@@ -75,9 +79,7 @@ def paper_csv(tables: Sequence[Table], beside: Beside) -> str:
         for figure in printed:
             table = _table_for(figure, tables)
             value = _ours(figure, table, beside, tasks).value
-            ours = difference = ""
-            if value is not None:
-                ours, difference = f"{value:.2f}", f"{value - float(figure.score):+.2f}"
+            ours, difference = ("", "") if value is None else _texts(figure, value)
             known = (getattr(figure, name) for name in names)
             writer.writerow([*known, ours, difference, "; ".join(_obstacles(table, figure.model))])
     return out.getvalue()
@@ -91,8 +93,15 @@ def _cell(figure: Figure | None, tables: Sequence[Table], beside: Beside, tasks:
     if ours.value is None:
         return Cell("-", figure.score)
     mark = NOT_COMPARABLE if _obstacles(table, figure.model) else ""
-    difference = f"{ours.value - float(figure.score):+.2f}{mark}"
-    return Cell(f"{ours.value:.2f}" + "*" * ours.partial, f"{figure.score}\n{difference}")
+    text, difference = _texts(figure, ours.value)
+    return Cell(text + "*" * ours.partial, f"{figure.score}\n{difference}{mark}")
+
+
+def _texts(figure: Figure, value: float) -> tuple[str, str]:
+    """Our score x100, and its difference, in the printed number's unit and digits."""
+    digits = len(figure.score.partition(".")[2])
+    value = value / 100 if figure.task == _NEEDLE else value
+    return f"{value:.{digits}f}", f"{value - float(figure.score):+.{digits}f}"
 
 
 def _table_for(figure: Figure, tables: Sequence[Table]) -> Table:
@@ -161,6 +170,9 @@ def _obstacles(table: Table, model: str) -> list[str]:
         found.append(f"other model (ours {_model(table)}, published {model})")
     if header["data"]["setting"] == "sample":
         found.append("other data (kvbench's own sample suite)")
+    task = header["config"]["task"]
+    if is_needle(table) and task.get("haystack") is None:
+        found.append("other data (kvbench's own haystack)")
     limit = header["config"].get("limit")
     if limit is not None:
         found.append(f"fewer samples (the first {limit} of each task)")
