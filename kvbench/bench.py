@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import hydra
 import torch
@@ -15,23 +16,28 @@ from kvbench.hydra_errors import one_line
 from kvbench.model import load
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan, plan_from_config
+from kvbench.report.paper_shape import published_sheets
+from kvbench.report.published import published_table
 from kvbench.report.sheet import Sheet
 from kvbench.report.speed_sheet import speed_sheet
 from kvbench.speed import Lengths, measured_speed
 from kvbench.sweep import folded_jobs
 
 
-def speed_of_words(words: Sequence[str], lengths: Lengths) -> list[Sheet]:
-    """Measure what the words of a run name: a sheet for each model.
+def speed_of_words(words: Sequence[str]) -> list[Sheet]:
+    """Measure what the words of a run name: a sheet for each model, then what a paper printed.
 
     Args:
-        words: overrides such as `method=spindlekv`, `budget=0.2,0.4`, `model.random_weights=true`.
-        lengths: what is measured.
+        words: overrides such as `method=spindlekv`, `budget=0.2,0.4`, `speed.context=4096`,
+            `model.random_weights=true`, `experiment=spindlekv/table9`.
 
     Raises:
-        UserError: a word is wrong, or the lengths do not fit the model.
+        UserError: a word is wrong, or the prompt does not fit the model.
     """
-    return [_measured(plan, lengths) for plan in _plans(hydra_words(words))]
+    plans = _plans(hydra_words(words))
+    sheets = [_measured(plan) for plan in plans]
+    beside = plans[-1].config.get("experiment")
+    return sheets + (published_sheets(published_table(beside["published"])) if beside else [])
 
 
 def _plans(words: Sequence[str]) -> list[Plan]:
@@ -51,11 +57,20 @@ def _swept_by_experiment(words: Sequence[str]) -> list[str]:
     return hydra_words(f"{axis}={values}" for axis, values in params.items())
 
 
-def _measured(plan: Plan, lengths: Lengths) -> Sheet:
+def _measured(plan: Plan) -> Sheet:
+    lengths = _lengths(plan.config["speed"])
     model = load(plan.model)
     speeds = measured_speed(model, plan.variants, lengths)
     weights = "random weights" if plan.model.kind == "random" else plan.model.path
     return speed_sheet(speeds, lengths, f"{plan.model.name} ({weights})", _machine(model.device))
+
+
+def _lengths(node: Mapping[str, Any]) -> Lengths:
+    for name, least in (("context", 1), ("generate", 2), ("repeats", 1)):
+        value = node.get(name)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise UserError(f"speed.{name}={value!r} is not a whole number >= {least}")
+    return Lengths(node["context"], node["generate"], node["repeats"])
 
 
 def _machine(device: torch.device) -> list[str]:

@@ -262,9 +262,6 @@ def bench(
     words: Annotated[
         list[str] | None, typer.Argument(help="Words of a run: model=..., method=..., budget=...")
     ] = None,
-    context: Annotated[int, typer.Option(min=1, help="Prompt tokens.")] = 2048,
-    generate: Annotated[int, typer.Option(min=2, help="Generated tokens.")] = 64,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds counted, after a warm-up.")] = 3,
     form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
     output: Annotated[
         Path | None, typer.Option(help="File to write instead of the terminal.")
@@ -272,6 +269,7 @@ def bench(
 ) -> None:
     """Measure prefill, compression and decoding of FullKV and any variants, and their memory.
 
+    speed.context=4096 speed.generate=64 speed.repeats=3 say what is measured, and
     model.random_weights=true builds the model's shape with random weights: nothing is downloaded.
     """
     if form in (Format.csv, Format.html):
@@ -279,10 +277,8 @@ def bench(
     from kvbench.bench import speed_of_words
     from kvbench.report.look import Look
     from kvbench.report.render import drawn
-    from kvbench.speed import Lengths
 
-    sheets = speed_of_words(words or [], Lengths(context, generate, repeats))
-    _deliver(drawn(sheets, Look(form.value)), output)
+    _deliver(drawn(speed_of_words(words or []), Look(form.value)), output)
 
 
 @app.command("train-classifier")

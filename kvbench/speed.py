@@ -28,11 +28,11 @@ _SEED = 0
 class Lengths:
     """What is measured."""
 
-    context: int = 2048
+    context: int
     """Prompt tokens."""
-    generate: int = 64
+    generate: int
     """Generated tokens, at least two: the first comes from the prefill."""
-    repeats: int = 3
+    repeats: int
     """Rounds that are counted."""
 
 

@@ -62,7 +62,7 @@ def test_the_peak_is_what_was_taken_at_most_and_not_what_was_taken_before() -> N
 
 def test_the_command_prints_a_row_for_fullkv_and_each_variant() -> None:
     words = ["model=tiny-random", "method=streamingllm", "budget=0.2,0.4"]
-    done = bench(*words, "--context", "128", "--generate", "4", "--repeats", "1")
+    done = bench(*words, "speed.context=128", "speed.generate=4", "speed.repeats=1")
     assert done.exit_code == 0, done.output
     text = done.stdout
     rows = [line.split()[0] for line in text.splitlines() if "KiB" in line]
@@ -71,10 +71,20 @@ def test_the_command_prints_a_row_for_fullkv_and_each_variant() -> None:
     assert max(map(len, text.splitlines())) <= 100
 
 
+def test_a_papers_speeds_stand_below_ours() -> None:
+    words = ["model=tiny-random", "speed.context=96", "speed.generate=3", "speed.repeats=1"]
+    done = bench("experiment=spindlekv/table9", *words)
+    assert done.exit_code == 0, done.output
+    ours, published = done.stdout.split("SpindleKV, Table 9")
+    assert "spindlekv@0.4" in ours and "tiny-random" in ours
+    assert "18.39" in published and "RTX 3090" in published
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["method=snapkvv"], "snapkv"),
+        (["speed.generate=1"], "speed.generate=1 is not a whole number >= 2"),
         (["--format", "csv"], "--format csv is no form of bench"),
         (["model=custom", "model.path=a/b", "model.random_weights=true"], "needs the shape"),
     ],
