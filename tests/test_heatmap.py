@@ -201,4 +201,5 @@ def test_labels_make_plain_file_names() -> None:
 def test_the_page_shows_the_heatmaps(folder: Path) -> None:
     text = report(folder, Look("html"))
     assert text.count('aria-label="Heatmaps of') == 1
+    assert "needle: overlap" in text and "<pattern" in text
     assert "Best at each budget" in text and report(folder, Look("html")) == text

@@ -157,7 +157,7 @@ def inline(svg: str, label: str) -> str:
     element = re.sub(r' (?:width|height)="[\d.]+pt"', "", element, count=2)
     element = re.sub(r'id="series:([^"]*)"', r'class="series" data-series="\1"', element)
     element = re.sub(r'<g id="[^"]*"', "<g", element)
-    element = re.sub(r"font-family: [^;]*; ", "", element)
+    element = re.sub(r'font-family: [^;"]*(?:; )?', "", element)
     element = re.sub(r"\s*\n\s*", " ", element)
     named = f'<svg role="img" aria-label="{html.escape(label)}" '
     element = element.replace("<svg ", named, 1)

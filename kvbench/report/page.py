@@ -114,13 +114,14 @@ def _facts(table: Table) -> tuple[tuple[str, str], ...]:
     methods = {row.method for row in table.rows if not row.is_baseline}
     budgets = {row.budget for row in table.rows if not row.is_baseline}
     results = sum(len(row.records) for row in table.rows)
-    return (
-        ("methods", str(len(methods))),
-        ("budgets", str(len(budgets))),
-        ("tasks", str(len(table.tasks))),
-        ("samples", str(samples)),
-        ("results", f"{results:,}"),
-    )
+    counts = {
+        "method": len(methods),
+        "budget": len(budgets),
+        "task": len(table.tasks),
+        "sample": samples,
+        "result": results,
+    }
+    return tuple((name + "s" * (n != 1), f"{n:,}") for name, n in counts.items())
 
 
 def _provenance(table: Table) -> tuple[tuple[str, str], ...]:
