@@ -299,4 +299,4 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
     elif "experiment" in EXPERIMENTS[name].config:
         assert "† cannot be compared: other model" in cli("report", f"experiment={name}")
     else:
-        assert "AVG" in cli("report", f"experiment={name}")
+        assert "fullkv" in cli("report", f"experiment={name}")
