@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 import json
+import os
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -47,6 +49,7 @@ class Kind(str, enum.Enum):
     tasks = "tasks"
     models = "models"
     experiments = "experiments"
+    published = "published"
 
 
 class Format(str, enum.Enum):
@@ -55,6 +58,14 @@ class Format(str, enum.Enum):
     terminal = "terminal"
     markdown = "markdown"
     csv = "csv"
+    latex = "latex"
+    html = "html"
+
+
+class Measured(str, enum.Enum):
+    """What `kvbench bench` measures."""
+
+    speed = "speed"
 
 
 class CodeSimilarity(str, enum.Enum):
@@ -128,26 +139,76 @@ def lm_eval(ctx: typer.Context) -> None:
 
 @app.command()
 def report(
-    path: Annotated[
-        Path | None, typer.Argument(help="Run folder; default: the newest in results/runs.")
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[FOLDER | experiment=NAME]",
+            help="Run folder, default: the newest in results/runs; or an experiment's table.",
+        ),
     ] = None,
     form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
     output: Annotated[
         Path | None, typer.Option(help="File to write instead of the terminal.")
     ] = None,
     tasks: Annotated[bool, typer.Option("--tasks", help="One column per task, no groups.")] = False,
+    ratios: Annotated[
+        bool, typer.Option("--ratios", help="Tokens kept and both readings of Formula 15 too.")
+    ] = False,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="The 95% interval of each score.")
+    ] = False,
+    differences: Annotated[
+        bool, typer.Option("--differences", help="Paired differences to FullKV, with p.")
+    ] = False,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="Compare with this row, such as snapkv@0.2; implies --differences."),
+    ] = None,
+    samples: Annotated[
+        int, typer.Option(min=0, help="Samples of each task that the HTML page shows.")
+    ] = 25,
+    published: Annotated[
+        str | None,
+        typer.Option(help="A paper's table alone, such as windowkv/table1; no run is read."),
+    ] = None,
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
-    from kvbench.report.heatmap import needle_figures
-    from kvbench.report.render import report as rendered
-    from kvbench.report.tables import newest_run, tables_of
+    from kvbench.report import render
+    from kvbench.report.experiment import experiment_report
+    from kvbench.report.look import Look
+    from kvbench.report.tables import newest_run
 
-    folder = path or newest_run(Path("results", "runs"))
-    text = rendered(folder, form.value, per_task=tasks, to_file=output is not None)
-    figures = needle_figures(tables_of(folder), folder / "figures")
-    if figures:
-        said = f"kvbench: {len(figures)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
-        typer.echo(said, err=True)
+    look = Look(
+        form=form.value,
+        per_task=tasks,
+        ratios=ratios,
+        intervals=intervals,
+        differences=differences or reference is not None,
+        reference=reference,
+        samples=samples,
+        coloured=output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ,
+    )
+    if published is not None:
+        text = render.published_report(published, look)
+    elif words and any(word.startswith("experiment=") for word in words):
+        text = experiment_report(words, look)
+    elif words and len(words) > 1:
+        raise UserError(f"{len(words)} folders are given: one report reads one")
+    else:
+        folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
+        text = render.report(folder, look)
+        if drawn := render.figure_files(folder):
+            said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
+            typer.echo(said, err=True)
+    _deliver(text, output)
+
+
+def _deliver(text: str, output: Path | None) -> None:
+    """Print a text, or write it to a file.
+
+    Raises:
+        UserError: the file cannot be written.
+    """
     if output is None:
         typer.echo(text, nl=False)
         return
@@ -195,6 +256,31 @@ def score(
         typer.echo(scores.text(), nl=False)
 
 
+@app.command()
+def bench(
+    what: Annotated[Measured, typer.Argument(help="What to measure.")],
+    words: Annotated[
+        list[str] | None, typer.Argument(help="Words of a run: model=..., method=..., budget=...")
+    ] = None,
+    form: Annotated[Format, typer.Option("--format", help="Form of the table.")] = Format.terminal,
+    output: Annotated[
+        Path | None, typer.Option(help="File to write instead of the terminal.")
+    ] = None,
+) -> None:
+    """Measure prefill, compression and decoding of FullKV and any variants, and their memory.
+
+    speed.context=4096 speed.generate=64 speed.repeats=3 say what is measured, and
+    model.random_weights=true builds the model's shape with random weights: nothing is downloaded.
+    """
+    if form in (Format.csv, Format.html):
+        raise UserError(f"--format {form.value} is no form of bench: markdown, latex or terminal")
+    from kvbench.bench import speed_of_words
+    from kvbench.report.look import Look
+    from kvbench.report.render import drawn
+
+    _deliver(drawn(speed_of_words(words or []), Look(form.value)), output)
+
+
 @app.command("train-classifier")
 def train_classifier(
     out: Annotated[Path, typer.Argument(help="Folder to write, for method.classifier=FOLDER.")],
@@ -240,16 +326,20 @@ def train_classifier(
 def list_choices(
     kind: Annotated[Kind, typer.Argument(help="What to list.")],
 ) -> None:
-    """List what can be run: methods, tasks, models or experiments."""
+    """List what can be run: methods, tasks, models, experiments; or tables of published numbers."""
     from kvbench import catalog
+    from kvbench.report.published import published_tables
 
-    found = catalog.choices(kind.value.removesuffix("s"))
+    if kind is Kind.published:
+        found = {table.name: table.about for table in published_tables().values()}
+    else:
+        found = {c.name: c.about for c in catalog.choices(kind.value.removesuffix("s"))}
     if not found:
         typer.echo(f"no {kind.value} in kvbench.conf")
         return
-    width = max(len(c.name) for c in found)
-    for choice in found:
-        typer.echo(f"{choice.name:<{width}}  {choice.about}".rstrip())
+    width = max(map(len, found))
+    for name, about in found.items():
+        typer.echo(f"{name:<{width}}  {about}".rstrip())
 
 
 @app.command()

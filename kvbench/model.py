@@ -210,13 +210,28 @@ def _load(spec: ModelSpec) -> LoadedModel:
     device = _device(spec)
     with quiet_transformers():
         if spec.kind == "random":
-            shape = spec.random_shape
-            network = random_llama(shape).to(getattr(torch, identity["dtype"]))
-            return wrap(network.to(device), load_tokenizer(spec), spec, identity)
+            network = _random_network(spec, getattr(torch, identity["dtype"]), device)
+            return wrap(network, load_tokenizer(spec), spec, identity)
         folder, revision = _checkpoint(spec, identity), identity["revision"]
         tokenizer = _tokenizer_from(spec, folder, revision)
         network = _network_from(spec, folder, revision, device)
     return wrap(network, tokenizer, spec, identity)
+
+
+def _random_network(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
+    """A random Llama; small ones have the same weights on every device."""
+    import torch
+
+    if not spec.random_weights:
+        return random_llama(spec.random_shape).to(dtype).to(device)
+    # Billions of weights are made where they will be used, once.
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        with torch.device(device):
+            return random_llama(spec.random_shape)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: torch.device) -> Any:

@@ -50,7 +50,10 @@ class ModelSpec:
     context: int | None = None
     """Positions the model may use, in tokens; None: as its config states."""
     random: RandomShape | Mapping[str, int] | None = None
-    """Shape and seed, for path `random`."""
+    """Shape and seed, for path `random` and for `random_weights`."""
+    random_weights: bool = False
+    """A Llama of the model's published shape with random weights and a token per byte in place of
+    the model: nothing is downloaded, its speed can be measured, its answers mean nothing."""
 
     def __post_init__(self) -> None:
         """Refuse values no model can have, naming value and remedy."""
@@ -76,6 +79,15 @@ class ModelSpec:
                 if key not in known:
                     raise UserError(f"model.random.{key} is unknown: use {', '.join(known)}")
             object.__setattr__(self, "random", RandomShape(**self.random))
+        if not isinstance(self.random_weights, bool):
+            raise UserError(
+                f"model.random_weights {self.random_weights!r} is neither true nor false"
+            )
+        if self.random_weights and self.random is None:
+            raise UserError(
+                "model.random_weights=true needs the shape of the model: give"
+                " '+model.random={layers: .., query_heads: .., kv_heads: .., head_dim: ..}'"
+            )
 
     @property
     def package(self) -> str | None:
@@ -90,7 +102,7 @@ class ModelSpec:
         Raises:
             UserError: the path has the form of a file or folder and does not exist, or no form.
         """
-        if self.path == "random":
+        if self.path == "random" or self.random_weights:
             return "random"
         if self.package is not None:
             return "package"
@@ -147,7 +159,7 @@ def model_identity(spec: ModelSpec) -> dict[str, Any]:
     kind = spec.kind
     found: dict[str, Any] = {
         "source": kind,
-        "path": spec.path,
+        "path": "random" if kind == "random" else spec.path,
         "revision": None,
         "dtype": "float32" if spec.dtype == "auto" else spec.dtype,
         "weights": None,

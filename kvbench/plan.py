@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
+from kvbench.analysis import ANALYSES
 from kvbench.budget import Budget
 from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
@@ -137,6 +139,8 @@ class Plan:
     """Folder of the records."""
     decode_width: int | None
     """Rows decoded together; None: one per variant."""
+    analysis: str | None
+    """What is measured instead of answers, one of `ANALYSES`; None: answers."""
     memory_bytes: int | None
     """What prefill and decode batches may take beside the model; None: most of what is free."""
     shard: int
@@ -231,6 +235,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
         decode_width=plain["decode_width"],
+        analysis=_analysis(plain["analysis"]),
         memory_bytes=parsed_bytes("memory", plain["memory"]),
         shard=plain["shard"],
         shards=plain["shards"],
@@ -238,6 +243,12 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         prefill_cache=_cache_folder(plain),
         config=plain,
     )
+
+
+def _analysis(name: str | None) -> str | None:
+    if name is not None and name not in ANALYSES:
+        raise UserError(f"analysis={name} is unknown: {did_you_mean(str(name), ANALYSES)}")
+    return name
 
 
 def _check_keys(plain: Mapping[str, Any]) -> None:
@@ -295,9 +306,7 @@ def _variants(
         The chosen suite and the variants.
     """
     words = [w for w in hydra_words(overrides) if not w.lstrip("+").startswith("variants=")]
-    rows: list[list[str]] = plain["variants"] or [[]]
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise UserError(f"variants={rows!r} is not a list of lists of overrides")
+    rows = _product(words, _override_lists(plain, "rows"), _override_lists(plain, "variants"))
     baseline = _flag(plain, "baseline")
     suite_choice = ""
     found: dict[str, Variant] = {}
@@ -309,6 +318,22 @@ def _variants(
         found.setdefault(variant.label, variant)
     first = [v for v in found.values() if v.choice == BASELINE]
     return suite_choice, tuple(first + [v for v in found.values() if v.choice != BASELINE])
+
+
+def _override_lists(plain: Mapping[str, Any], key: str) -> list[list[str]]:
+    lists = plain[key] or [[]]
+    if not isinstance(lists, list) or not all(isinstance(row, list) for row in lists):
+        raise UserError(f"{key}={lists!r} is not a list of lists of overrides")
+    return lists
+
+
+def _product(
+    words: Sequence[str], rows: list[list[str]], variants: list[list[str]]
+) -> list[list[str]]:
+    """Take an experiment's rows at each swept variant; methods that the user names replace them."""
+    if any(w.startswith("method=") for w in [*words, *itertools.chain(*variants)]):
+        return variants
+    return [row + variant for variant in variants for row in rows]
 
 
 def _variant(composition: Composition, targets_allowed: bool) -> Variant:
@@ -366,7 +391,7 @@ def _shown(value: object) -> str:
 
 
 def _resolved(config: DictConfig) -> dict[str, Any]:
-    """Plain values; the variants' override strings are kept as written."""
+    """Plain values; override strings of rows and variants are kept as written."""
     try:
         plain = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
     except MissingMandatoryValue as error:
@@ -376,7 +401,7 @@ def _resolved(config: DictConfig) -> dict[str, Any]:
     assert isinstance(plain, dict)
     kept = OmegaConf.to_container(config, resolve=False)
     assert isinstance(kept, dict)
-    return {str(k): kept[k] if k == "variants" else v for k, v in plain.items()}
+    return {str(k): kept[k] if k in ("rows", "variants") else v for k, v in plain.items()}
 
 
 @lru_cache

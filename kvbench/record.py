@@ -115,6 +115,8 @@ class Record:
     """What went wrong, in one line; null: nothing."""
     finished: str
     """Time the record was made, UTC, ISO 8601."""
+    prompt_tail: str | None = None
+    """Last 400 characters of the prompt as text, special tokens shown; null in older records."""
 
 
 def now() -> str:

@@ -70,7 +70,7 @@ def execute(plan: Plan) -> Summary:
     for sample, _ in todo:
         # Without truncation any prompt may be too long: found before anything is recorded.
         if plan.protocol.truncation == "none" or sample.task.length_setting:
-            _prompt(plan, model, sample)
+            prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))
     take = capture if plan.prefill_cache is None else CaptureCache(plan.prefill_cache).capture
@@ -136,7 +136,7 @@ def _results(
 ) -> Iterator[Record]:
     """Yield the record of each variant of one sample, from one prefill."""
     progress.phase("prompt")
-    prompt = _prompt(plan, model, sample)
+    prompt = prompt_of(plan, model, sample)
     head, feed = split_prompt(prompt, plan.protocol)
     work = Work(
         sample=sample,
@@ -151,7 +151,7 @@ def _results(
         yield _record(plan, model, prompt, work, outcome)
 
 
-def _prompt(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
+def prompt_of(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
     """The sample's prompt under the plan's protocol, known to fit with what is generated."""
     protocol = plan.protocol
     prompt = render(
@@ -247,7 +247,16 @@ def _record(
         decode_s=outcome.decode_s,
         error=outcome.error,
         finished=now(),
+        prompt_tail=_tail(model, prompt),
     )
+
+
+def _tail(model: LoadedModel, prompt: Prompt) -> str:
+    """The end of the prompt, where the question is, for readers of the record."""
+    characters = 400
+    # No token is shorter than a byte, so these are enough.
+    text: str = model.tokenizer.decode(prompt.ids[-4 * characters :])
+    return text[-characters:]
 
 
 _LEDGER_FIELDS = tuple(Ledger.__dataclass_fields__)

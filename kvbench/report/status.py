@@ -7,8 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from kvbench.report.render import TERMINAL_WIDTH
 from kvbench.report.tables import Row, Table, TaskColumn, tables_of
+from kvbench.report.terminal import WIDTH
 
 
 def status_text(folder: Path) -> str:
@@ -18,7 +18,7 @@ def status_text(folder: Path) -> str:
         UserError: the folder does not exist or holds no records.
     """
     out = io.StringIO()
-    console = Console(file=out, width=TERMINAL_WIDTH, highlight=False)
+    console = Console(file=out, width=WIDTH, highlight=False)
     for table in tables_of(folder):
         console.print(_cells(table))
         done, missing, failed = (sum(counts) for counts in zip(*_counts(table), strict=True))

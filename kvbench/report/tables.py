@@ -49,8 +49,8 @@ class Row:
     method: str
     budget: str
     """As the user writes it; of the baseline: 1."""
-    scores: Mapping[str, tuple[float, ...]]
-    """Task -> scores in [0, 1] of the samples done."""
+    scores: Mapping[str, Mapping[str, float]]
+    """Task -> sample -> score in [0, 1], of the samples done."""
     records: tuple[Record, ...]
     """The successful ones."""
     errors: tuple[Record, ...]
@@ -59,6 +59,11 @@ class Row:
     def is_baseline(self) -> bool:
         """Whether every other row compares with this one."""
         return self.method == BASELINE
+
+    @property
+    def series(self) -> str:
+        """The label without its budget: what rows of one method in one setting share."""
+        return self.label.replace(f"@{self.budget}", "", 1)
 
     def ratio(self, name: str) -> float | None:
         """Mean of a ratio field: over the samples of a task, then over tasks."""
@@ -88,14 +93,18 @@ class Table:
             g for g in present if g not in GROUPS
         )
 
+    def tasks_of(self, group: str | None) -> tuple[TaskColumn, ...]:
+        """The tasks of a group; None: all."""
+        return tuple(task for task in self.tasks if group in (None, task.group))
+
     def task_score(self, row: Row, task: TaskColumn) -> float | None:
         """Mean score x100 over the samples done; None where none is."""
         values = row.scores.get(task.name)
-        return 100 * fmean(values) if values else None
+        return 100 * fmean(values.values()) if values else None
 
     def mean_score(self, row: Row, group: str | None = None) -> float | None:
         """Mean of the task scores of a group, or of all tasks; None unless each is complete."""
-        tasks = [t for t in self.tasks if group in (None, t.group)]
+        tasks = self.tasks_of(group)
         if any(self.missing(row, task) for task in tasks):
             return None
         scores = [self.task_score(row, task) for task in tasks]
@@ -183,16 +192,16 @@ def _task_columns(headers: Iterable[Mapping[str, Any]]) -> tuple[TaskColumn, ...
 
 def _row(variant: Mapping[str, Any], records: Sequence[Record]) -> Row:
     done = tuple(_newest_of_each_sample(r for r in records if r.error is None))
-    scores: dict[str, list[float]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for record in done:
         if record.score is not None:
-            scores.setdefault(record.task, []).append(record.score)
+            scores.setdefault(record.task, {})[record.sample] = record.score
     succeeded = {(r.task, r.sample) for r in done}
     return Row(
         label=variant["label"],
         method=variant["method"],
         budget=variant["budget"],
-        scores={task: tuple(values) for task, values in scores.items()},
+        scores=scores,
         records=done,
         errors=tuple(r for r in records if r.error and (r.task, r.sample) not in succeeded),
     )

@@ -1,0 +1,83 @@
+"""Runs an analysis over a plan's samples: prompt, prefill, compress, measure, draw.
+
+The road of a run up to the caches; instead of answers there are figures and their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from pathlib import Path
+
+import torch
+
+from kvbench.analysis.draw import write_figure, write_numbers
+from kvbench.analysis.measures import mean_of
+from kvbench.analysis.panels import BY_NAME, Analysis, Panel
+from kvbench.capture import capture
+from kvbench.classifier import task_types
+from kvbench.data import open_source
+from kvbench.fit import fit
+from kvbench.method import Needs
+from kvbench.model import LoadedModel, load
+from kvbench.plan import BASELINE, Plan, Variant
+from kvbench.run import prompt_of, split_prompt
+from kvbench.tasks.task import Sample
+
+
+def analyse(plan: Plan) -> list[Path]:
+    """Measure every sample of a plan and write the mean as figures and numbers.
+
+    Returns:
+        The files written to the plan's folder, named after the analysis.
+
+    Raises:
+        UserError: data, model or folder cannot be used.
+    """
+    assert plan.analysis is not None
+    analysis = BY_NAME[plan.analysis]
+    # FullKV keeps everything everywhere.
+    variants = [v for v in plan.variants if analysis.of_methods and v.choice != BASELINE]
+    source = open_source(
+        plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
+    )
+    samples = [s for t in plan.tasks for s in plan.suite.samples(t, source, plan.limit)]
+    model = load(plan.model)
+    measured = [_panels(plan, analysis, variants, model, sample) for sample in samples]
+    panels = _mean(measured)
+    files = write_figure(panels, plan.out, plan.analysis)
+    numbers = plan.out / f"{plan.analysis}.csv"
+    write_numbers(panels, numbers)
+    return [*files, numbers]
+
+
+def _panels(
+    plan: Plan,
+    analysis: Analysis,
+    variants: Sequence[Variant],
+    model: LoadedModel,
+    sample: Sample,
+) -> list[Panel]:
+    head, _ = split_prompt(prompt_of(plan, model, sample), plan.protocol)
+    ids = torch.tensor(head)
+    needs = reduce(or_, (variant.method.needs for variant in variants), analysis.needs)
+    prefill = capture(model, ids, needs)
+    prefill = replace(prefill, task_types=task_types(needs.classifiers, sample))
+    caches = {}
+    for variant in variants:
+        pruning = variant.method.prefill_plan(len(head), model.geometry.layers, variant.budget)
+        own = prefill if pruning is None else capture(model, ids, Needs(), pruning)
+        with torch.inference_mode():
+            caches[variant.label] = fit(variant.method, own, variant.budget)
+    with torch.inference_mode():
+        return list(analysis.panels(prefill, caches))
+
+
+def _mean(measured: Sequence[Sequence[Panel]]) -> list[Panel]:
+    """Average the samples' panels one by one."""
+    return [
+        replace(panels[0], values=mean_of([panel.values.cpu() for panel in panels]))
+        for panels in zip(*measured, strict=True)
+    ]

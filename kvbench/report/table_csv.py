@@ -1,0 +1,81 @@
+"""Tables as CSV, one line a row, with every ratio, interval and difference."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+
+from kvbench.report.card import summary_of_missing
+from kvbench.report.columns import columns_of
+from kvbench.report.compare import comparison, score_interval
+from kvbench.report.look import RATIOS, Look
+from kvbench.report.tables import Table
+from kvbench.stats import Interval
+
+
+def table_csv(tables: Sequence[Table], look: Look) -> str:
+    """Write the rows of all tables; the same columns for all, in the order they first appear."""
+    lines = [line for table in tables for line in _lines(table, look)]
+    out = io.StringIO()
+    names = list(dict.fromkeys(name for line in lines for name in line))
+    writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(lines)
+    return out.getvalue()
+
+
+def _lines(table: Table, look: Look) -> list[dict[str, str]]:
+    columns = columns_of(table, look.per_task)
+    header = table.headers[-1]
+    differences = _differences(table, look) if look.differences else {}
+    lines = []
+    for i, row in enumerate(table.rows):
+        line = {
+            "model": header["model"]["name"],
+            "data": header["data"]["description"],
+            "protocol": header["protocol"]["name"],
+            "variant": row.label,
+            "method": row.method,
+            "budget": row.budget,
+        }
+        for name in RATIOS:
+            ratio = row.ratio(name)
+            line[name] = "" if ratio is None else f"{ratio:.4f}"
+        for column in columns:
+            value = column.values[i]
+            line[column.name] = _number(value)
+            interval = None if value is None else score_interval(row, column.tasks)
+            line |= _ends(column.name, interval)
+        line |= differences.get(row.label, {})
+        line["samples"] = str(sum(len(values) for values in row.scores.values()))
+        line["missing"] = summary_of_missing(table, row)
+        lines.append(line)
+    return lines
+
+
+def _differences(table: Table, look: Look) -> dict[str, dict[str, str]]:
+    """Label -> the fields that say how a row differs from the reference."""
+    compared = comparison(table, columns_of(table, look.per_task), look.reference)
+    found: dict[str, dict[str, str]] = {}
+    for row, cells in zip(compared.rows, compared.cells, strict=True):
+        line = found.setdefault(row.label, {"reference": compared.reference.label})
+        for column, cell in zip(compared.columns, cells, strict=True):
+            paired = None if cell is None else cell.difference
+            name = f"{column.name} difference"
+            line[name] = _number(None if paired is None else paired.mean)
+            line |= _ends(name, None if paired is None else paired.interval)
+            line[f"{column.name} p"] = "" if paired is None else f"{paired.p:.4f}"
+            line[f"{column.name} p holm"] = "" if cell is None else f"{cell.corrected_p:.4f}"
+    return found
+
+
+def _ends(name: str, interval: Interval | None) -> dict[str, str]:
+    return {
+        f"{name} low": _number(None if interval is None else interval.low),
+        f"{name} high": _number(None if interval is None else interval.high),
+    }
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

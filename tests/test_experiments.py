@@ -1,0 +1,302 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+from handmade import PROTOCOL, header, records, write_shard
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from typer.testing import CliRunner
+
+from kvbench.catalog import Choice, choices
+from kvbench.cli import app
+from kvbench.overrides import hydra_words
+from kvbench.plan import Plan, plan_from_config
+from kvbench.record import read_shards
+from kvbench.report.paper import Beside, paper_csv, paper_sheets
+from kvbench.report.published import published_table
+from kvbench.report.tables import Table, tables_of
+from kvbench.sweep import folded_jobs
+
+EXPERIMENTS = {
+    choice.name: choice
+    for choice in choices("experiment")
+    # Those of `kvbench lm-eval` are tested with it.
+    if "/" in choice.name and "lm_eval" not in choice.config
+}
+SPEEDS = [name for name, choice in EXPERIMENTS.items() if "speed" in choice.config]
+SCORED = [name for name in EXPERIMENTS if name not in SPEEDS]
+MODELS = {choice.name for choice in choices("model")}
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        yield
+
+
+def plans_of(choice: Choice, *words: str) -> list[Plan]:
+    """One plan a job, as the sweeper makes them."""
+    params = choice.config.get("hydra", {}).get("sweeper", {}).get("params", {})
+    swept = hydra_words([*(f"{axis}={values}" for axis, values in params.items()), *words])
+    parsed = OverridesParser.create().parse_overrides([f"experiment={choice.name}", *swept])
+    return [plan_from_config(hydra.compose("config", job), job) for job in folded_jobs(parsed)]
+
+
+def cli(*words: str) -> str:
+    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def planned() -> dict[str, list[Plan]]:
+    """Every preset's plans."""
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        return {name: plans_of(choice) for name, choice in EXPERIMENTS.items()}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_preset_sets_what_its_paper_did(name: str, planned: dict[str, list[Plan]]) -> None:
+    choice, plans = EXPERIMENTS[name], planned[name]
+    printed = choice.config.get("experiment", {}).get("published")
+    for plan in plans:
+        assert plan.model.name in MODELS - {"smollm2-135m", "tiny-random", "custom"}
+        assert plan.protocol.name == "paper"
+        assert plan.out == Path("results", "runs", name.replace("/", "-"))
+        assert plan.variants[0].choice == "fullkv"
+        assert plan.limit is None or plan.analysis is not None
+    if printed:
+        table = published_table(printed)
+        assert {plan.model.name for plan in plans} <= set(table.models)
+        tasks = {figure.task for figure in table.figures} - {"AVG", "cache_memory_MB"}
+        assert (
+            not tasks or "speed" in choice.config or tasks == {task.name for task in plans[0].tasks}
+        )
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_preset_begins_with_its_source(name: str) -> None:
+    paper, _, part = name.partition("/")
+    assert EXPERIMENTS[name].about.lower().startswith(paper)
+    number = part.partition("_")[0].lstrip("tablefigur")
+    roman = {"kvcrush/table3": "III"}.get(name, number)
+    assert roman in EXPERIMENTS[name].about
+
+
+@pytest.mark.parametrize(
+    "name",
+    [n for n, c in EXPERIMENTS.items() if "experiment" in c.config and "speed" not in c.config],
+)
+def test_every_printed_number_has_a_row_of_ours(
+    name: str, planned: dict[str, list[Plan]], tmp_path: Path
+) -> None:
+    choice = EXPERIMENTS[name]
+    beside = Beside(
+        published_table(choice.config["experiment"]["published"]),
+        choice.config["experiment"]["rows"],
+    )
+    models = set()
+    for plan in planned[name]:
+        models.add(plan.model.name)
+        tasks = [task.name for task in plan.tasks]
+        labels = [variant.label for variant in plan.variants]
+        model = {"name": plan.model.name, "path": "p", "dtype": "float32", "revision": None}
+        # A needle's task is none of LongBench's: one of these stands in for it.
+        known = ["qasper"] if tasks == ["needle"] else tasks
+        head = header(labels=labels, tasks=known, model=model)
+        head["config"]["limit"] = None
+        for described, task in zip(head["tasks"], tasks, strict=True):
+            described["name"] = task
+        for described, variant in zip(head["variants"], plan.variants, strict=True):
+            described["budget"] = str(variant.budget)
+        made = records({label: {task: [0.5] for task in known} for label in labels})
+        made = [replace(r, task=task) for r in made for task in tasks if task in (r.task, "needle")]
+        write_shard(tmp_path, head, made)
+    lines = csv.DictReader(io.StringIO(paper_csv(tables_of(tmp_path), beside)))
+    wanted = [
+        line for line in lines if line["model"] in models and line["task"] != "cache_memory_MB"
+    ]
+    assert wanted and all(line["ours"] in ("50.00", "0.500") for line in wanted)
+
+
+@pytest.mark.usefixtures("composing")
+def test_words_of_the_user_win_over_the_presets() -> None:
+    words = ["model=tiny-random", "task=qasper", "limit=2", "budget=0.1,32", "protocol=official"]
+    (plan,) = plans_of(EXPERIMENTS["spindlekv/table1"], *words)
+    assert (plan.model.name, plan.limit, plan.protocol.name) == ("tiny-random", 2, "official")
+    assert [task.name for task in plan.tasks] == ["qasper"]
+    assert [variant.label for variant in plan.variants] == [
+        "fullkv",
+        *(f"{m}@{b}" for b in (0.1, 32) for m in ("pyramidinfer", "pyramidkv_kvf", "spindlekv")),
+    ]
+
+
+@pytest.mark.usefixtures("composing")
+@pytest.mark.parametrize("word", ["method=snapkv", "method=snapkv,tova"])
+def test_methods_of_the_user_replace_the_presets(word: str) -> None:
+    (plan,) = plans_of(EXPERIMENTS["spindlekv/table2"], word)
+    assert {variant.choice for variant in plan.variants[1:]} == set(word[7:].split(","))
+
+
+def test_list_and_show_know_the_presets_by_paper() -> None:
+    text = cli("list", "experiments")
+    assert "spindlekv/table10" in text and "Appendix D.1".lower() in text.lower()
+    assert "spindlekv-table10" in cli("show", "experiment=spindlekv/table10")
+
+
+ONE_ROW = Beside(published_table("spindlekv/table2"), {"FullKV": ["fullkv"]})
+
+
+def small_table(folder: Path, scores: dict[str, dict[str, list[float]]], **changes: Any) -> Table:
+    tasks = list(next(iter(scores.values())))
+    head = header(labels=list(scores), tasks=tasks, **changes)
+    head["config"]["limit"] = None
+    write_shard(folder, head, records(scores))
+    (table,) = tables_of(folder)
+    return table
+
+
+SIX = ("narrativeqa", "2wikimqa", "qmsum", "triviaqa", "passage_count", "lcc")
+LLAMA3 = {"name": "llama3-8b-instruct", "path": "p", "dtype": "bfloat16", "revision": None}
+PAPER = {**PROTOCOL, "name": "paper"}
+
+
+def test_a_cell_holds_ours_published_and_the_difference(tmp_path: Path) -> None:
+    scores = {"fullkv": {task: [0.25] for task in SIX}}
+    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
+    (sheet,) = paper_sheets([table], ONE_ROW)
+    narrativeqa, average = sheet.rows[0].cells[3], sheet.rows[0].cells[-1]
+    assert (narrativeqa.text, narrativeqa.below) == ("25.00", "24.50\n+0.50")
+    assert (average.text, average.below) == ("25.00", "39.77\n-14.77")
+    assert not any("cannot be compared" in note for note in sheet.notes)
+
+
+def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> None:
+    data = {**header()["data"], "setting": "sample"}
+    scores = {"fullkv": {task: [0.25] for task in SIX}}
+    table = small_table(tmp_path, scores, data=data)
+    table.headers[-1]["config"]["limit"] = 2
+    (sheet,) = paper_sheets([table], ONE_ROW)
+    assert sheet.rows[0].cells[3].below == "24.50\n+0.50†"
+    (note,) = (note for note in sheet.notes if note.startswith("†"))
+    for reason in (
+        "other model (ours m, published llama3-8b-instruct)",
+        "other data",
+        "fewer samples (the first 2 of each task)",
+        "other protocol (ours official, published paper)",
+    ):
+        assert reason in note
+
+
+def test_a_row_that_was_not_run_shows_what_was_published(tmp_path: Path) -> None:
+    table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
+    (sheet,) = paper_sheets([table], ONE_ROW)
+    assert (sheet.rows[1].cells[3].text, sheet.rows[1].cells[3].below) == ("-", "24.00")
+
+
+def test_an_average_needs_every_printed_task(tmp_path: Path) -> None:
+    table = small_table(tmp_path, {"fullkv": {"narrativeqa": [0.25]}})
+    (sheet,) = paper_sheets([table], ONE_ROW)
+    assert sheet.rows[0].cells[3].text == "25.00"
+    assert sheet.rows[0].cells[-1].text == "-"
+
+
+def test_the_best_of_several_rows_counts_on_each_task(tmp_path: Path) -> None:
+    tasks = [f.task for f in published_table("kvcrush/table3").figures][:15]
+    one = {task: [0.1 * (i % 2)] for i, task in enumerate(tasks)}
+    other = {task: [0.1 * (1 - i % 2)] for i, task in enumerate(tasks)}
+    scores = {"kvcrush@2048[base=h2o]": one, "kvcrush@2048": other}
+    table = small_table(tmp_path, scores, model=LLAMA3)
+    rows = {"KVCrush*": ["kvcrush[base=h2o]", "kvcrush"]}
+    sheets = paper_sheets([table], Beside(published_table("kvcrush/table3"), rows))
+    starred = sheets[1].rows[-1].cells
+    assert starred[0].text.startswith("KVCrush*")
+    assert {cell.text for cell in starred[3:]} == {"10.00"}
+
+
+def test_a_printed_ratio_takes_our_nearest_budget(tmp_path: Path) -> None:
+    values = {"0.4": 0.4, "0.3": 0.3, "0.1": 0.1}
+    scores = {f"spindlekv@{b}": {task: [v] for task in SIX} for b, v in values.items()}
+    table = small_table(tmp_path, scores, model=LLAMA3)
+    beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
+    (sheet,) = paper_sheets([table], beside)
+    found = {
+        row.cells[2].text: row.cells[3].text for row in sheet.rows if "w/." in row.cells[1].text
+    }
+    assert found == {"39.1%": "40.00", "29.3%": "30.00", "21.2%": "-"}
+
+
+def test_report_of_an_experiment_reads_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["report", "experiment=spindlekv/table2"])
+    assert done.exit_code == 2 and "kvbench run experiment=spindlekv/table2" in done.stderr
+    scores = {"fullkv": {task: [0.25] for task in SIX}}
+    small_table(Path("results/runs/spindlekv-table2"), scores, model=LLAMA3)
+    small_table(Path("mine"), scores, model=LLAMA3)
+    for form in ("terminal", "markdown", "latex", "csv"):
+        text = cli("report", "experiment=spindlekv/table2", "--format", form)
+        assert "25.00" in text and "39.77" in text
+    assert "39.77" in cli("report", "experiment=spindlekv/table2", "out=mine")
+    assert "<!doctype html>" in cli("report", "experiment=spindlekv/table2", "--format", "html")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["experiment=spindlekv/tabel2"], "did you mean spindlekv/table2?"),
+        (["experiment=spindlekv/table2", "limit=2"], "'limit=2' is no word of a report"),
+        (["one", "two"], "2 folders are given"),
+        (["experiment=first-table"], "give out=FOLDER as well"),
+    ],
+)
+def test_words_that_a_report_cannot_use_are_refused(words: list[str], said: str) -> None:
+    done = CliRunner().invoke(app, ["report", *words])
+    assert done.exit_code == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+def short_records(task: str) -> Iterator[str]:
+    story = " ".join(f"On day {d} the {task} clerk wrote {d * d} in the book." for d in range(14))
+    classes = ["Number", "Person"] if task in ("trec", "lsht") else None
+    line = {"_id": f"{task}-0", "input": "What did the clerk write?", "context": story}
+    line |= {"answers": ["Paragraph 1"], "all_classes": classes, "length": len(story.split())}
+    yield json.dumps({**line, "dataset": task, "language": "en"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_every_preset_runs_scaled_down_and_its_report_renders(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("data").mkdir()
+    for task in [f.task for f in published_table("spindlekv/table1").figures][:16]:
+        Path("data", f"{task}.jsonl").write_text("\n".join(short_records(task)) + "\n")
+    words = ["model=tiny-random", "model.random.layers=8", "limit=1", "data=data"]
+    suites = str(EXPERIMENTS[name].config["defaults"])
+    if "needle" not in suites and "wiki" not in suites:
+        words.append("task=hotpotqa")  # one short task of its many
+    if name in SPEEDS:
+        lengths = ["speed.context=512", "speed.generate=3", "speed.repeats=1"]
+        assert "prompt tokens" in cli("bench", "speed", f"experiment={name}", *words, *lengths)
+        return
+    cli("run", f"experiment={name}", *words)
+    folder = Path("results", "runs", name.replace("/", "-"))
+    shards = read_shards(folder)
+    assert all(record.error is None for shard in shards for record in shard.records)
+    assert shards or list(folder.glob("*.svg"))
+    if not shards:
+        assert "Drawn in" in cli("report", f"experiment={name}")
+    elif "experiment" in EXPERIMENTS[name].config:
+        assert "† cannot be compared: other model" in cli("report", f"experiment={name}")
+    else:
+        assert "fullkv" in cli("report", f"experiment={name}")

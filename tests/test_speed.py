@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import CONF, one_line, shipped_spec
+from typer.testing import CliRunner, Result
+
+from kvbench.budget import Budget
+from kvbench.cli import app
+from kvbench.errors import UserError
+from kvbench.methods.fullkv import FullKV
+from kvbench.methods.pyramidinfer import PyramidInfer
+from kvbench.methods.snapkv import SnapKV
+from kvbench.model import LoadedModel, load
+from kvbench.modelspec import ModelSpec, model_identity
+from kvbench.plan import Variant
+from kvbench.speed import Lengths, _Peak, measured_speed
+
+PUBLISHED = [path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom"]
+
+
+def bench(*words: str) -> Result:
+    return CliRunner().invoke(app, ["bench", "speed", *words])
+
+
+def variants(*methods: object) -> list[Variant]:
+    names = [type(method).__name__.lower() for method in methods]
+    return [
+        Variant(name, name, method, {}, Budget(fraction=1.0 if name == "fullkv" else 0.5))  # type: ignore[arg-type]
+        for name, method in zip(names, methods, strict=True)
+    ]
+
+
+def test_every_variant_is_timed_and_weighed(tiny: LoadedModel) -> None:
+    chosen = variants(FullKV(), SnapKV(window=8), PyramidInfer())
+    full, snap, pyramid = measured_speed(tiny, chosen, Lengths(256, 8, 1))
+    for speed in (full, snap, pyramid):
+        assert speed.prefill_s > 0 and speed.decode_s > 0 and speed.compress_s >= 0
+        assert speed.native_bytes == full.cache_bytes
+    assert full.cache_bytes == 3 * 2 * 256 * 2 * 16 * 4  # float32, 3 layers
+    assert snap.cache_bytes == pytest.approx(full.cache_bytes / 2, rel=0.02)
+
+
+def test_lengths_beyond_the_context_are_refused(tiny: LoadedModel) -> None:
+    with pytest.raises(UserError) as error:
+        measured_speed(tiny, variants(FullKV()), Lengths(8193, 8, 1))
+    assert "8193" in one_line(error)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
+def test_the_peak_is_what_was_taken_at_most_and_not_what_was_taken_before() -> None:
+    torch.ones(60_000_000)
+    peak = _Peak(torch.device("cpu"))
+    held = torch.ones(20_000_000)
+    del held
+    found = peak.above_start()
+    assert found is not None
+    assert 60e6 < found < 160e6
+
+
+def test_the_command_prints_a_row_for_fullkv_and_each_variant() -> None:
+    words = ["model=tiny-random", "method=streamingllm", "budget=0.2,0.4"]
+    done = bench(*words, "speed.context=128", "speed.generate=4", "speed.repeats=1")
+    assert done.exit_code == 0, done.output
+    text = done.stdout
+    rows = [line.split()[0] for line in text.splitlines() if "KiB" in line]
+    assert rows == ["fullkv", "streamingllm@0.2", "streamingllm@0.4"]
+    assert "128 prompt tokens, 4 generated" in text and "torch" in text
+    assert max(map(len, text.splitlines())) <= 100
+
+
+def test_a_papers_speeds_stand_below_ours() -> None:
+    words = ["model=tiny-random", "speed.context=96", "speed.generate=3", "speed.repeats=1"]
+    done = bench("experiment=spindlekv/table9", *words)
+    assert done.exit_code == 0, done.output
+    ours, published = done.stdout.split("SpindleKV, Table 9")
+    assert "spindlekv@0.4" in ours and "tiny-random" in ours
+    assert "18.39" in published and "RTX 3090" in published
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["method=snapkvv"], "snapkv"),
+        (["speed.generate=1"], "speed.generate=1 is not a whole number >= 2"),
+        (["--format", "csv"], "--format csv is no form of bench"),
+        (["model=custom", "model.path=a/b", "model.random_weights=true"], "needs the shape"),
+    ],
+)
+def test_a_mistake_is_one_line(words: list[str], said: str) -> None:
+    done = bench(*words)
+    assert done.exit_code == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_shipped_model_has_the_shape_it_was_published_with(name: str) -> None:
+    shape = shipped_spec(name, random_weights=True).random_shape
+    parameters = {
+        "llama2-7b-chat": 6.7e9,
+        "llama3-8b-instruct": 8.0e9,
+        "llama3-70b-instruct": 70.6e9,
+        "mistral-7b-instruct-v0.2": 7.2e9,
+        "phi-3-mini-4k-instruct": 3.8e9,
+        "qwen2.5-1.5b-instruct": 1.54e9,
+        "smollm2-135m": 135e6,
+    }
+    if name not in parameters:
+        assert name == "tiny-random"
+        return
+    assert shape.intermediate is not None and shape.vocabulary is not None
+    hidden = shape.query_heads * shape.head_dim
+    attention = 2 * hidden * (hidden + shape.kv_heads * shape.head_dim)
+    layers = shape.layers * (attention + 3 * hidden * shape.intermediate)
+    tied = name in ("qwen2.5-1.5b-instruct", "smollm2-135m")
+    total = layers + shape.vocabulary * hidden * (1 if tied else 2)
+    assert total == pytest.approx(parameters[name], rel=0.02)
+
+
+def test_random_weights_need_no_download_and_keep_the_shape() -> None:
+    shape = {"layers": 2, "query_heads": 4, "kv_heads": 2, "head_dim": 8}
+    spec = ModelSpec(
+        "big",
+        "owner/name",
+        dtype="bfloat16",
+        device="cpu",
+        random={**shape, "context": 128, "intermediate": 48, "vocabulary": 999},
+        random_weights=True,
+    )
+    identity = model_identity(spec)
+    assert (identity["source"], identity["path"]) == ("random", "random")
+    network = load(spec).network
+    assert network.dtype == torch.bfloat16 and torch.get_default_dtype() == torch.float32
+    assert network.get_input_embeddings().weight.shape == (999, 32)
+    assert network.model.layers[0].mlp.up_proj.weight.shape == (48, 32)
+    assert load(spec).geometry.kv_heads == 2
