@@ -9,8 +9,9 @@ the newest tokens stay in full precision.
 
 No token is evicted, so the budget is one of bytes: tokens, too, stand for the bytes of as many.
 Memory comes in steps of bits: the most bits that fit are taken, and what they leave of the budget
-holds newest tokens in full precision. Below 2 bits with the scales of the groups (0.19 of a
-16-bit cache with groups of 32) no budget can be met; the record's `over_budget` says so.
+holds newest tokens in full precision, by whole groups: a cache may lie below its budget by what
+one group takes (0.012 of it on prompts of 700 tokens). Below 2 bits with the scales of the groups
+(0.19 of a 16-bit cache with groups of 32) no budget can be met; the record's `over_budget` says so.
 
 Differs from the paper:
 - Bits follow the budget, and the full-precision part fills it (`bits` and `residual` set both;
