@@ -27,6 +27,7 @@ from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
 from kvbench.composition import Composition, composed
 from kvbench.configured import built, check_whole_number, instantiated
+from kvbench.consent import consents
 from kvbench.errors import UserError
 from kvbench.memory import parsed_bytes
 from kvbench.method import Method
@@ -203,9 +204,12 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     """
     plain = _resolved(config)
     _check_keys(plain)
-    targets_allowed = plain.get("allow_targets") is True
+    # A file that came with somebody's experiment cannot consent for its reader.
+    targets_allowed = _flag(plain, "allow_targets") and consents(overrides)
     model = built(ModelSpec, "model", plain["model"])
-    suite: Suite[Any] = instantiated(plain["task"], "task", targets_allowed)
+    suite = instantiated(plain["task"], "task", targets_allowed)
+    if not isinstance(suite, Suite):
+        raise UserError(f"task._target_={plain['task'].get('_target_')} is no kvbench Suite")
     protocol = _protocol(plain["protocol"], model, suite.first_token)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
