@@ -122,8 +122,8 @@ def _as_hinted(name: str, value: Any, hint: Any) -> Any:
     simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     if isinstance(value, Mapping) and "_target_" in value:
         return _as_nested(name, value, options)
-    if not all(isinstance(o, type) for o in options) or isinstance(value, (Mapping, list)):
-        return value  # other nested structures are their own class's business
+    if not all(isinstance(o, type) for o in options):
+        return value  # nested structures are their own class's business
     if (value is None and type(None) in options) or type(value) in options:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -147,6 +147,19 @@ def _as_nested(name: str, node: Mapping[Any, Any], options: tuple[Any, ...]) -> 
 
 def _noun(cls: type) -> str:
     return f"a {cls.__name__}"
+
+
+def as_text(name: str, value: object, *, optional: bool = False) -> str | None:
+    """Return a value as text; a whole number is the text that was typed.
+
+    Raises:
+        UserError: the value is neither, nor (if optional) null.
+    """
+    if isinstance(value, str) or (value is None and optional):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise UserError(f"{name}={value!r} is not text{' or null' * optional}: put it in quotes")
 
 
 def check_whole_number(name: str, value: object, *, least: int = 1, optional: bool = False) -> None:

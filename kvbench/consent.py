@@ -42,7 +42,13 @@ def checked_compositions() -> Iterator[None]:
 
     @functools.wraps(load)
     def checked(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
-        config = load(self, *args, **kwargs)
+        try:
+            config = load(self, *args, **kwargs)
+        except (TypeError, ValueError) as error:  # such as Hydra's of model=null
+            raise UserError(" ".join(str(error).split())) from error
+        for plugin in ("launcher", "sweeper"):
+            if not isinstance(config.hydra[plugin], DictConfig):
+                raise UserError(f"hydra.{plugin}={config.hydra[plugin]} is no node: leave it out")
         overrides = config.hydra.overrides
         if not consents([*overrides.task, *overrides.hydra]):
             check_hydra_node(config.hydra)

@@ -128,6 +128,8 @@ class VariantSweeper(Sweeper):
 
     def __init__(self, params: Mapping[str, object] | None = None) -> None:
         """Sweep `params` (axis -> values as on the command line) beside the command line's own."""
+        if params is not None and not isinstance(params, Mapping):
+            raise UserError(f"hydra.sweeper.params={params!r} is not a node of axes and values")
         self.params = dict(params or {})
         self.hydra_context: HydraContext | None = None
         self.config: DictConfig | None = None
