@@ -29,7 +29,12 @@ def fits(value: object, hint: Any) -> bool:
 
 
 _HEADER: Mapping[str, Any] = {
+    "run": str,
+    "started": str,
     "suite": str,
+    "versions": dict[str, Any],
+    "git": dict[str, Any],
+    "machine": dict[str, Any],
     "model": dict[str, Any],
     "protocol": dict[str, Any],
     "data": dict[str, Any],
@@ -38,8 +43,15 @@ _HEADER: Mapping[str, Any] = {
     "tasks": list[dict[str, Any]],
 }
 _NAMED: Mapping[str, Any] = {"name": str}
+_DATA: Mapping[str, Any] = {"setting": str, "description": str, "hashes": dict[str, Any]}
 _VARIANT: Mapping[str, Any] = {"label": str, "method": str, "budget": str}
-_TASK: Mapping[str, Any] = {"name": str, "group": str, "samples": int}
+_TASK: Mapping[str, Any] = {
+    "name": str,
+    "group": str,
+    "samples": int,
+    "max_new_tokens": int,
+    "one_token_answers": bool,
+}
 
 
 def check_header(path: Path, header: Mapping[str, Any]) -> None:
@@ -51,7 +63,7 @@ def check_header(path: Path, header: Mapping[str, Any]) -> None:
     nodes: list[tuple[Mapping[str, Any], Mapping[str, Any]]] = [(header, _HEADER)]
     if all(fits(header.get(name), hint) for name, hint in _HEADER.items()):
         nodes += [(header[name], _NAMED) for name in ("model", "protocol")]
-        nodes += [(header["data"], {"hashes": dict[str, Any]})]
+        nodes += [(header["data"], _DATA)]
         nodes += [(variant, _VARIANT) for variant in header["variants"]]
         nodes += [(task, _TASK) for task in header["tasks"]]
     for node, hints in nodes:

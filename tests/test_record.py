@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from kvbench.catalog import field_sources
 from kvbench.errors import UserError
 from kvbench.record import Record, Writer, distinct, done_keys, read_shards
+from kvbench.report.look import Look
 from kvbench.report.render import report
 from kvbench.report.status import status_text
 
@@ -213,7 +214,7 @@ def test_a_field_of_any_other_type_crashes_no_report(name: str, value: object) -
         line = {"kind": "record", **dataclasses.asdict(A_RECORD), "key": "odd", name: value}
         with path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
-        assert "snapkv@0.2" in report(Path(folder), "markdown", per_task=True, to_file=True)
+        assert "snapkv@0.2" in report(Path(folder), Look(form="markdown", per_task=True))
         assert status_text(Path(folder))
         assert done_keys(Path(folder)) >= {"k"}
 
@@ -224,7 +225,7 @@ def test_a_header_of_other_types_is_read_or_refused_in_one_line(name: str, value
     with tempfile.TemporaryDirectory() as folder:
         write_shard(Path(folder), {**header(samples=1), name: value}, [A_RECORD])
         try:
-            report(Path(folder), "markdown", per_task=True, to_file=True)
+            report(Path(folder), Look(form="markdown", per_task=True))
         except UserError as error:
             assert "\n" not in str(error)
 
