@@ -26,7 +26,7 @@ from kvbench.pruning import PruningCapture, PruningPlan, feeding_kept_tokens
 from kvbench.reconstruction import reconstruction_scores, template_around
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from kvbench.model import LoadedModel
 
@@ -91,6 +91,20 @@ class _Capture:
         return causal_attention(q, k, v, scaling, sliding_window, softcap)
 
 
+def _check_finite(layers: Sequence[LayerState]) -> None:
+    """Refuse NaN and infinity, which would make every score of a layer meaningless.
+
+    Raises:
+        FloatingPointError: naming the first layer that holds one.
+    """
+    for state in layers:
+        for name, tensor in (("keys", state.k), ("values", state.v)):
+            if not torch.stack(torch.aminmax(tensor)).isfinite().all():
+                raise FloatingPointError(
+                    f"{name} of layer {state.index} hold NaN or infinity: try another model.dtype"
+                )
+
+
 def query_statistics(queries: Tensor, skipped: int) -> QueryStatistics:
     """Mean and covariance over all but the first `skipped` of the queries [Q, T, D].
 
@@ -121,6 +135,7 @@ def capture(
 
     Raises:
         UserError: the prompt does not fit the model's context.
+        FloatingPointError: a layer's keys or values hold NaN or infinity.
     """
     model.check_length(int(ids.shape[0]))
     network = model.network
@@ -149,6 +164,7 @@ def capture(
         logits = output.logits[0, -1].float()
     assert len(run.layers) == model.geometry.layers, "a layer did not attend through kvbench"
     layers = tuple(run.layers)
+    _check_finite(layers)
     around = template_around(model.tokenizer, ids[0].tolist()) if needs.template_prefix else None
     if around is not None:
         for passes in sorted(needs.reconstructions, key=repr):

@@ -203,6 +203,27 @@ def report(
     _deliver(text, output)
 
 
+@app.command()
+def compare(
+    before: Annotated[Path, typer.Argument(metavar="RUN_A", help="Run folder.")],
+    after: Annotated[Path, typer.Argument(metavar="RUN_B", help="Run folder.")],
+    form: Annotated[Format, typer.Option("--format", help="terminal or markdown.")] = (
+        Format.terminal
+    ),
+    changed: Annotated[int, typer.Option(min=0, help="Samples shown with both predictions.")] = 10,
+) -> None:
+    """Compare two runs sample by sample: paired scores, and the samples that changed most."""
+    from kvbench.report.compare_runs import changed_samples, compare_runs, comparison_sheet
+    from kvbench.report.look import Look
+    from kvbench.report.render import drawn
+
+    if form in (Format.csv, Format.html):
+        raise UserError(f"--format {form.value} has no comparison: give terminal or markdown")
+    found = compare_runs(before, after)
+    typer.echo(drawn([comparison_sheet(found, before, after)], Look(form=form.value)))
+    typer.echo(changed_samples(found, changed), nl=False)
+
+
 def _deliver(text: str, output: Path | None) -> None:
     """Print a text, or write it to a file.
 

@@ -10,10 +10,11 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pkgutil import resolve_name
 from typing import Any
 
 from hydra.errors import InstantiationException
-from hydra.utils import get_object, instantiate
+from hydra.utils import instantiate
 
 from kvbench.errors import UserError
 from kvbench.suggest import did_you_mean
@@ -33,9 +34,10 @@ def instantiated(node: Mapping[Any, Any], name: str, targets_allowed: bool) -> A
         UserError: a target, a field's name, type or value is wrong.
     """
     for target in _targets(node):
-        if not targets_allowed and not target.startswith(_TARGETS):
+        if not targets_allowed and not _is_own(target):
             raise UserError(
-                f"{name}._target_={target} is outside kvbench: add allow_targets=true to run it"
+                f"{name}._target_={target} is outside kvbench: add allow_targets=true to the"
+                " command line to run it"
             )
     cls = _class_of(node, name)
     checked = _checked(cls, name, node)
@@ -45,11 +47,25 @@ def instantiated(node: Mapping[Any, Any], name: str, targets_allowed: bool) -> A
         raise _unwrapped(error, name) from error
 
 
-def _class_of(node: Mapping[Any, Any], name: str) -> Any:
+def _is_own(target: str) -> bool:
+    """Whether a target names a class of kvbench's, by the module that defines it.
+
+    The prefix alone would let through what a module of kvbench's imports, such as torch.
+    """
     try:
-        return get_object(str(node.get("_target_")))
-    except (ImportError, ValueError) as error:
-        raise UserError(f"{name}._target_={node.get('_target_')} cannot be found") from error
+        found = resolve_name(target) if target.startswith(_TARGETS) else None
+    except (ImportError, AttributeError, ValueError):
+        return True  # and runs nothing: it is refused as one that cannot be found
+    return isinstance(found, type) and f"{found.__module__}.{found.__qualname__}" == target
+
+
+def _class_of(node: Mapping[Any, Any], name: str) -> Any:
+    target = str(node.get("_target_"))
+    try:
+        return resolve_name(target)
+    except Exception as error:  # whatever a module of the user's own raises
+        reason = " ".join(str(error).split())
+        raise UserError(f"{name}._target_={target} cannot be found: {reason}") from error
 
 
 def _checked(cls: Any, name: str, node: Mapping[Any, Any]) -> dict[str, Any]:
@@ -106,8 +122,8 @@ def _as_hinted(name: str, value: Any, hint: Any) -> Any:
     simple = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
     if isinstance(value, Mapping) and "_target_" in value:
         return _as_nested(name, value, options)
-    if not all(isinstance(o, type) for o in options) or isinstance(value, (Mapping, list)):
-        return value  # other nested structures are their own class's business
+    if not all(isinstance(o, type) for o in options):
+        return value  # nested structures are their own class's business
     if (value is None and type(None) in options) or type(value) in options:
         return value
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
@@ -131,6 +147,19 @@ def _as_nested(name: str, node: Mapping[Any, Any], options: tuple[Any, ...]) -> 
 
 def _noun(cls: type) -> str:
     return f"a {cls.__name__}"
+
+
+def as_text(name: str, value: object, *, optional: bool = False) -> str | None:
+    """Return a value as text; a whole number is the text that was typed.
+
+    Raises:
+        UserError: the value is neither, nor (if optional) null.
+    """
+    if isinstance(value, str) or (value is None and optional):
+        return value
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value)
+    raise UserError(f"{name}={value!r} is not text{' or null' * optional}: put it in quotes")
 
 
 def check_whole_number(name: str, value: object, *, least: int = 1, optional: bool = False) -> None:

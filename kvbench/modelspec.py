@@ -10,11 +10,12 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from kvbench.configured import check_whole_number
 from kvbench.errors import UserError
 from kvbench.tiny import RandomShape
 
@@ -24,6 +25,14 @@ FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
+
+
+def _items(limits: object) -> Iterable[tuple[object, object]]:
+    if isinstance(limits, Mapping):
+        return limits.items()
+    if isinstance(limits, tuple):
+        return limits
+    raise UserError(f"model.input_limits={limits!r} is not a node: give {{official: 3500}} or {{}}")
 
 
 @dataclass(frozen=True)
@@ -66,11 +75,9 @@ class ModelSpec:
         if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", str(self.device)):
             raise UserError(f"model.device {self.device!r} is unknown: use auto, cpu or cuda")
         for name in ("max_input_tokens", "context"):
-            value = getattr(self, name)
-            if value is not None and (
-                isinstance(value, bool) or not isinstance(value, int) or value < 1
-            ):
-                raise UserError(f"model.{name} {value!r} is not a whole number >= 1 or null")
+            check_whole_number(f"model.{name}", getattr(self, name), optional=True)
+        for profile, limit in _items(self.input_limits):
+            check_whole_number(f"model.input_limits.{profile}", limit)
         if isinstance(self.input_limits, Mapping):
             object.__setattr__(self, "input_limits", tuple(sorted(self.input_limits.items())))
         if isinstance(self.random, Mapping):

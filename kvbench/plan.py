@@ -26,7 +26,8 @@ from kvbench.budget import Budget
 from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
 from kvbench.composition import Composition, composed
-from kvbench.configured import built, check_whole_number, instantiated
+from kvbench.configured import as_text, built, check_whole_number, instantiated
+from kvbench.consent import consents
 from kvbench.errors import UserError
 from kvbench.memory import parsed_bytes
 from kvbench.method import Method
@@ -203,9 +204,12 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     """
     plain = _resolved(config)
     _check_keys(plain)
-    targets_allowed = plain.get("allow_targets") is True
+    # A file that came with somebody's experiment cannot consent for its reader.
+    targets_allowed = _flag(plain, "allow_targets") and consents(overrides)
     model = built(ModelSpec, "model", plain["model"])
-    suite: Suite[Any] = instantiated(plain["task"], "task", targets_allowed)
+    suite = instantiated(plain["task"], "task", targets_allowed)
+    if not isinstance(suite, Suite):
+        raise UserError(f"task._target_={plain['task'].get('_target_')} is no kvbench Suite")
     protocol = _protocol(plain["protocol"], model, suite.first_token)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
@@ -215,12 +219,15 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         raise UserError(
             f"shard={plain['shard']} is not below shards={plain['shards']}: count from 0"
         )
-    data = suite.own_data or str(plain["data"])
+    _check_lm_eval(plain["lm_eval"])
+    data = suite.own_data or str(as_text("data", plain["data"]))
+    hub_repo = str(as_text("hub_repo", plain["hub_repo"]))
+    data_revision = as_text("data_revision", plain["data_revision"], optional=True)
     _ = model.kind  # this and the next refuse a path that is not there
     if data != "hub":
-        suite.source(data, hub_repo=str(plain["hub_repo"]), revision=plain["data_revision"])
+        suite.source(data, hub_repo=hub_repo, revision=data_revision)
     suite_choice, variants = _variants(plain, overrides, targets_allowed)
-    out = plain["out"] or Path(
+    out = as_text("out", plain["out"], optional=True) or Path(
         "results", "runs", f"{model.name}-{data_label(data)}-{protocol.name}"
     )
     return Plan(
@@ -228,8 +235,8 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         suite=suite,
         suite_choice=suite_choice,
         data=data,
-        hub_repo=str(plain["hub_repo"]),
-        data_revision=plain["data_revision"],
+        hub_repo=hub_repo,
+        data_revision=data_revision,
         protocol=protocol,
         variants=variants,
         limit=plain["limit"],
@@ -271,8 +278,16 @@ def _cache_folder(plain: Mapping[str, Any]) -> CacheFolder | None:
     limit = parsed_bytes("prefill_cache_size", plain["prefill_cache_size"])
     if limit is None:
         raise UserError("prefill_cache_size=null is no size: give bytes such as 20GiB")
-    folder = plain["prefill_cache"]
-    return None if folder is None else CacheFolder(Path(str(folder)).expanduser(), limit)
+    folder = as_text("prefill_cache", plain["prefill_cache"], optional=True)
+    return None if folder is None else CacheFolder(Path(folder).expanduser(), limit)
+
+
+def _check_lm_eval(node: object) -> None:
+    """Refuse what `kvbench lm-eval` could not read."""
+    if not isinstance(node, Mapping) or node.keys() != {"tasks", "data"}:
+        raise UserError(f"lm_eval={node!r} is not a node of tasks and data: leave out lm_eval=")
+    as_text("lm_eval.data", node["data"])
+    as_text("lm_eval.tasks", node["tasks"], optional=True)
 
 
 def data_label(data: str) -> str:

@@ -13,20 +13,24 @@ import os
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, get_type_hints
 
 import kvbench
 from kvbench import provenance
 from kvbench.errors import UserError
+from kvbench.record_types import check_header, fits
 
 if TYPE_CHECKING:
     from kvbench.plan import Plan
 
 SCHEMA = 1
 """Version of the line format; readers refuse another."""
+
+LONGEST_LINE = 2**26
+"""Bytes of a line beyond which it is foreign; a record of a long answer takes some 100 KB."""
 
 
 @dataclass(frozen=True)
@@ -260,7 +264,9 @@ def read_shards(out: Path) -> list[Shard]:
                 f"{path} has record schema {header.get('schema')}, this kvbench reads {SCHEMA}:"
                 " move the folder away or use the kvbench that wrote it"
             )
-        records = tuple(_record(line) for line in lines if line.get("kind") == "record")
+        check_header(path, header)
+        found_here = (_record(line) for line in lines if line.get("kind") == "record")
+        records = tuple(record for record in found_here if record is not None)
         found.append(Shard(path, header, records))
     return found
 
@@ -294,29 +300,43 @@ def failed_keys(out: Path) -> set[str]:
     return {r.key for shard in shards for r in shard.records if r.error} - done_keys(out)
 
 
-_NAMES = tuple(f.name for f in fields(Record))
+_HINTS = get_type_hints(Record)
+_NAMES = tuple(_HINTS)
 
 
-def _record(line: Mapping[str, Any]) -> Record:
+def _record(line: Mapping[str, Any]) -> Record | None:
+    """The record of a line; None where a field has another type than records have."""
     values: dict[str, Any] = {name: line.get(name) for name in _NAMES}
     for name in ("spans", "span_kept"):  # absent from records of the first days
         values[name] = values[name] or {}
-    return Record(**values)
+    whole = all(fits(values[name], hint) for name, hint in _HINTS.items())
+    return Record(**values) if whole else None
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects of a file; a line that is none (torn by a crash) is skipped."""
+    """Yield the JSON objects of a file; a line that is none (torn by a crash) is skipped.
+
+    So is a line longer than `LONGEST_LINE`, of which no more than that is held.
+    """
     try:
-        content = path.read_bytes()
+        with path.open("rb") as file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE and not line.endswith(b"\n"):
+                    _skip_rest_of_line(file)
+                    continue
+                try:
+                    value = json.loads(line)
+                except (ValueError, RecursionError):
+                    continue
+                if isinstance(value, dict):
+                    yield value
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
-    for line in content.split(b"\n"):
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+
+
+def _skip_rest_of_line(file: IO[bytes]) -> None:
+    while (part := file.readline(2**20)) and not part.endswith(b"\n"):
+        pass
 
 
 def _append_line(shard: int, value: Mapping[str, Any]) -> None:

@@ -48,9 +48,7 @@ def execute(plan: Plan) -> Summary:
         UserError: data, model or run folder cannot be used; nothing was recorded then.
         KeyboardInterrupt: Ctrl-C, once the sample at hand is recorded.
     """
-    source = plan.suite.source(
-        plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
-    )
+    source = plan.suite.source(plan.data, hub_repo=plan.hub_repo, revision=plan.data_revision)
     tokenizer = partial(load_tokenizer, plan.model)
     samples = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
     data = {

@@ -30,6 +30,7 @@ from hydra.types import HydraContext, TaskFunction
 from omegaconf import DictConfig, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from kvbench.consent import checked_compositions
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
 from kvbench.overrides import hydra_words, quoted
@@ -60,16 +61,26 @@ def run_words(words: Sequence[str], job: TaskFunction | None = None) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
     words = hydra_words(words)
+    _check_flags(words)
     _check_launcher(words)
     sys.argv = ["kvbench run", *words]  # where Hydra reads them
     try:
-        entry(job or run_job)()
+        with checked_compositions():
+            entry(job or run_job)()
     except HydraException as error:
         raise UserError(one_line(error, words)) from error
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
     finally:
         sys.argv = arguments
+
+
+def _check_flags(words: Sequence[str]) -> None:
+    """Refuse Hydra's one flag that reads a pickle, which can run anything; it may be shortened."""
+    for word in words:
+        flag = word.partition("=")[0]
+        if flag.startswith("--e") and "--experimental-rerun".startswith(flag):
+            raise UserError(f"{flag} loads a pickle, which can run code: give the words instead")
 
 
 def _check_launcher(words: Sequence[str]) -> None:
@@ -117,6 +128,8 @@ class VariantSweeper(Sweeper):
 
     def __init__(self, params: Mapping[str, object] | None = None) -> None:
         """Sweep `params` (axis -> values as on the command line) beside the command line's own."""
+        if params is not None and not isinstance(params, Mapping):
+            raise UserError(f"hydra.sweeper.params={params!r} is not a node of axes and values")
         self.params = dict(params or {})
         self.hydra_context: HydraContext | None = None
         self.config: DictConfig | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from kvbench.configured import check_whole_number
 from kvbench.errors import UserError
 
 _CHAT_TEMPLATE = (
@@ -35,13 +36,11 @@ class RandomShape:
 
     def __post_init__(self) -> None:
         """Refuse what no Llama can have."""
-        names = ("layers", "query_heads", "kv_heads", "head_dim", "context")
-        for name in (*names, "intermediate", "vocabulary"):
-            value = getattr(self, name)
-            if value is None and name not in names:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise UserError(f"model.random.{name} {value!r} is not a whole number >= 1")
+        for name in ("layers", "query_heads", "kv_heads", "head_dim", "context"):
+            check_whole_number(f"model.random.{name}", getattr(self, name))
+        for name in ("intermediate", "vocabulary"):
+            check_whole_number(f"model.random.{name}", getattr(self, name), optional=True)
+        check_whole_number("model.random.seed", self.seed, least=0)
         if self.query_heads % self.kv_heads:
             raise UserError(
                 f"model.random.kv_heads {self.kv_heads} does not divide query_heads"

@@ -239,7 +239,7 @@ def _fine_tuned(
 
 
 def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
-    """An encoder with a new head, and its tokenizer; safetensors or weights-only files, no code."""
+    """An encoder with a new head, and its tokenizer; safetensors only, no code."""
     import torch
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
@@ -258,7 +258,11 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
                 config.classifier_dropout = dropout
             tokenizer = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
             network: Any = AutoModelForSequenceClassification.from_pretrained(
-                where, config=config, trust_remote_code=False, dtype=torch.float32
+                where,
+                config=config,
+                use_safetensors=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
             )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
         reason = shorten(str(error), 200)

@@ -173,3 +173,21 @@ def test_the_embedded_model_is_captured_like_stock_eager(smollm2: LoadedModel) -
         assert state.k_pre is not None and state.rotary is not None
         positions = torch.arange(len(ids)).expand(3, -1)
         assert torch.equal(state.rotary.rotate(state.k_pre, positions), state.k)
+
+
+@pytest.mark.parametrize(
+    ("projection", "named"), [("k_proj", "keys of layer 1"), ("v_proj", "values of layer 1")]
+)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_number_that_is_not_finite_is_refused_by_layer(
+    tiny: LoadedModel, projection: str, named: str, value: float
+) -> None:
+    weight = getattr(attention_layers(tiny.network)[1], projection).weight
+    kept = weight[3, 5].clone()
+    weight[3, 5] = value
+    try:
+        with pytest.raises(FloatingPointError, match=named):
+            capture(tiny, prompt(20), Needs())
+    finally:
+        weight[3, 5] = kept
+    capture(tiny, prompt(20), Needs())

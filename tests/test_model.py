@@ -50,7 +50,7 @@ def test_every_shipped_model_file_is_a_spec(path: Path) -> None:
         ({"path": ""}, ["path", "empty"]),
         ({"random": {"heads": 2}}, ["heads", "query_heads"]),
         ({"random": {"kv_heads": 3}}, ["kv_heads 3", "divisor"]),
-        ({"random": {"layers": 0}}, ["layers 0"]),
+        ({"random": {"layers": 0}}, ["layers=0"]),
         ({"random": {"head_dim": 15}}, ["head_dim 15"]),
     ],
 )

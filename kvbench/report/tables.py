@@ -174,8 +174,8 @@ def _table(shards: Sequence[Shard]) -> Table:
             variants.setdefault(variant["label"], variant)
     by_label: dict[str, list[Record]] = {label: [] for label in variants}
     for _, record in distinct(list(shards)):
-        if record.task in known:
-            by_label.setdefault(record.variant, []).append(record)
+        if record.task in known and record.variant in variants:
+            by_label[record.variant].append(record)
     rows = [_row(variants[label], records) for label, records in by_label.items()]
     return Table(headers, tasks, tuple(sorted(rows, key=_place)))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from kvbench.data import Source
 from kvbench.tasks.task import Sample, Task
@@ -11,6 +11,7 @@ from kvbench.tasks.task import Sample, Task
 S = TypeVar("S", bound=Source)
 
 
+@runtime_checkable
 class Suite(Protocol[S]):
     """A file of `conf/task/`, instantiated: LongBench or a part of it, Needle-in-a-Haystack, ..."""
 

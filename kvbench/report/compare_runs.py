@@ -1,0 +1,155 @@
+"""Two runs side by side: paired scores of each variant and task, and the samples that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from kvbench.errors import UserError
+from kvbench.record import Record
+from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
+from kvbench.report.tables import tables_of
+from kvbench.stats import Difference, holm, paired_difference
+
+SHOWN_CHARACTERS = 300
+"""Of a prediction."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One sample of one variant in both runs."""
+
+    before: Record
+    after: Record
+
+    @property
+    def change(self) -> float:
+        """Score after - before, in [-1, 1]."""
+        return (self.after.score or 0.0) - (self.before.score or 0.0)
+
+    @property
+    def same_prediction(self) -> bool:
+        """Whether both runs generated the same text."""
+        return self.before.prediction == self.after.prediction
+
+
+@dataclass(frozen=True)
+class Cell:
+    """All pairs of one variant on one task."""
+
+    variant: str
+    task: str
+    pairs: tuple[Pair, ...]
+    difference: Difference
+    """Of scores x100, after - before."""
+    corrected_p: float
+    """By Holm, for all cells of the comparison."""
+
+
+def compare_runs(before: Path, after: Path) -> tuple[Cell, ...]:
+    """Pair the results of two runs by variant, task and sample, whatever else differs.
+
+    Returns:
+        A cell for each variant and task that both runs scored, in the first run's order.
+
+    Raises:
+        UserError: a folder holds no records, or they share no scored sample.
+    """
+    ours, theirs = _scored(before), _scored(after)
+    pairs: dict[tuple[str, str], list[Pair]] = {}
+    for key, record in ours.items():
+        if key in theirs:
+            pairs.setdefault(key[:2], []).append(Pair(record, theirs[key]))
+    if not pairs:
+        raise UserError(
+            f"{before} and {after} share no sample of the same variant and task: see kvbench status"
+        )
+    found = [
+        paired_difference(
+            [[100 * (pair.after.score or 0.0) for pair in of_cell]],
+            [[100 * (pair.before.score or 0.0) for pair in of_cell]],
+        )
+        for of_cell in pairs.values()
+    ]
+    corrected = holm([difference.p for difference in found])
+    return tuple(
+        Cell(*names, tuple(of_cell), difference, p)
+        for (names, of_cell), difference, p in zip(pairs.items(), found, corrected, strict=True)
+    )
+
+
+def comparison_sheet(found: Sequence[Cell], before: Path, after: Path) -> Sheet:
+    """Lay the cells out as a table."""
+    names = ("variant", "task", "samples", "before", "after", "change", "95%", "p", "same text")
+    return Sheet(
+        title=f"{before} before, {after} after",
+        headings=tuple(Heading(name) for name in names),
+        rows=tuple(SheetRow(cells(*_texts(cell))) for cell in found),
+        labels=2,
+        notes=(
+            "Scores x100 of the samples that both runs scored; the interval is of the change;"
+            " p by sign flips, corrected for all rows (Holm).",
+        ),
+    )
+
+
+def changed_samples(found: Sequence[Cell], most: int) -> str:
+    """Return the samples whose score changed most, with both predictions, as text.
+
+    Samples of equal score but another text come last.
+    """
+    changed = [pair for cell in found for pair in cell.pairs if not pair.same_prediction]
+    largest = sorted(changed, key=lambda pair: -abs(pair.change))[:most]
+    total = sum(len(cell.pairs) for cell in found)
+    lines = [f"{len(changed)} of {total} predictions differ."]
+    for pair in largest:
+        one = pair.before
+        lines += [
+            "",
+            f"{one.variant}, {one.task}, sample {one.sample}: {100 * pair.change:+.2f}",
+            f"  before  {_shown(pair.before.prediction)}",
+            f"  after   {_shown(pair.after.prediction)}",
+            f"  answers {_shown(' | '.join(one.answers))}",
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def _texts(cell: Cell) -> Iterator[str]:
+    count = len(cell.pairs)
+    interval = cell.difference.interval
+    yield from (cell.variant, cell.task, str(count))
+    for side in ("before", "after"):
+        scores = [getattr(pair, side).score for pair in cell.pairs]
+        yield f"{100 * sum(scores) / count:.2f}"
+    yield f"{cell.difference.mean:+.2f}"
+    yield "-" if interval is None else f"{interval.low:+.2f} to {interval.high:+.2f}"
+    yield f"{cell.corrected_p:.3f}"
+    yield f"{sum(pair.same_prediction for pair in cell.pairs)}/{count}"
+
+
+def _scored(folder: Path) -> Mapping[tuple[str, str, str], Record]:
+    """(variant, task, sample) -> the record of a run that scored it.
+
+    Raises:
+        UserError: the folder holds no records, or results that must not stand in one table.
+    """
+    tables = tables_of(folder)
+    if len(tables) > 1:
+        raise UserError(
+            f"{folder} holds results of {len(tables)} models, protocols or data sets: give a"
+            " folder of one"
+        )
+    return {
+        (row.label, record.task, record.sample): record
+        for row in tables[0].rows
+        for record in row.records
+        if record.score is not None
+    }
+
+
+def _shown(text: str | None) -> str:
+    """A text in one line, its controls escaped; cut where it is long."""
+    line = " ".join((text or "").split())
+    safe = "".join(c if c.isprintable() else f"\\x{ord(c):02x}" for c in line)
+    return safe if len(safe) <= SHOWN_CHARACTERS else safe[:SHOWN_CHARACTERS] + " ..."

@@ -1,0 +1,144 @@
+"""Any value of the wrong type, in any key of any configuration file, is one line or harmless."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+import yaml
+from conftest import CONF
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from kvbench.cli import app
+from kvbench.configured import built, instantiated
+from kvbench.errors import UserError
+from kvbench.modelspec import ModelSpec
+from kvbench.plan import Protocol, plan_from_config
+
+VALUES = (None, True, 3, -1, 2.5, float("nan"), "abc", "", [], [1, "x"], {}, {"a": 1})
+WRITTEN = ("null", "true", "3", "-1", "2.5", "nan", "abc", "''", "[]", "[1,x]", "{}", "{a:1}")
+
+
+def files(group: str) -> list[Path]:
+    found = sorted((CONF / group).glob("*.yaml"))
+    assert found
+    return found
+
+
+def node_of(path: Path) -> dict[str, Any]:
+    node = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return {key: value for key, value in node.items() if key != "defaults"}
+
+
+def changed(node: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """The node with each of its values, nested ones too, replaced by each of VALUES."""
+    for key, value in node.items():
+        for other in VALUES:
+            yield {**node, key: other}
+        if isinstance(value, dict):
+            yield from ({**node, key: inner} for inner in changed(value))
+
+
+def refused_or_read(make: Any, node: dict[str, Any]) -> None:
+    try:
+        make(node)
+    except UserError as error:
+        assert "\n" not in str(error), node
+
+
+@pytest.mark.parametrize("path", files("model"), ids=lambda p: p.stem)
+def test_models_of_wrong_types_are_refused_in_one_line(path: Path) -> None:
+    def make(node: dict[str, Any]) -> None:
+        spec = built(ModelSpec, "model", node)
+        assert isinstance(spec.name, str) and isinstance(spec.path, str)
+        limit = spec.input_limit("paper")
+        assert limit is None or (isinstance(limit, int) and limit >= 1)
+        assert spec.revision is None or isinstance(spec.revision, str)
+
+    for node in changed({**node_of(path), "path": "random"}):
+        refused_or_read(make, node)
+
+
+@pytest.mark.parametrize("path", files("protocol"), ids=lambda p: p.stem)
+def test_protocols_of_wrong_types_are_refused_in_one_line(path: Path) -> None:
+    for node in changed(node_of(path)):
+        refused_or_read(lambda changed: hash(built(Protocol, "protocol", changed)), node)
+
+
+@pytest.mark.parametrize("path", files("task"), ids=lambda p: p.stem)
+def test_suites_of_wrong_types_are_refused_in_one_line(path: Path) -> None:
+    def make(node: dict[str, Any]) -> None:
+        suite = instantiated(node, "task", False)
+        suite.tasks()
+        suite.source(suite.own_data or "sample", hub_repo="", revision=None)
+
+    for node in changed(node_of(path)):
+        refused_or_read(make, node)
+
+
+STATED = [path for path in files("method") if "_target_" in node_of(path)]  # others are presets
+
+
+@pytest.mark.parametrize("path", STATED, ids=lambda p: p.stem)
+def test_methods_of_wrong_types_are_refused_in_one_line(path: Path) -> None:
+    for other in changed(node_of(path)):
+        refused_or_read(lambda changed: instantiated(changed, "method", False), other)
+
+
+def keys(node: Mapping[str, Any]) -> Iterator[str]:
+    for key, value in node.items():
+        if key not in ("defaults", "hydra"):
+            yield key
+            if isinstance(value, dict):
+                yield from (f"{key}.{inner}" for inner in keys(value))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(list(keys(node_of(CONF / "config.yaml")))), st.sampled_from(WRITTEN))
+def test_settings_of_wrong_types_are_refused_in_one_line(key: str, value: str) -> None:
+    words = ["model=tiny-random", "method=streamingllm", f"{key}={value}"]
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        config = hydra.compose("config", words)
+        refused_or_read(lambda _: plan_from_config(config, words), {})
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "model.input_limits=null",
+        "protocol.name=[]",
+        "out=[1]",
+        "out=2.5",
+        "data_revision={a:1}",
+        "hub_repo=null",
+        "prefill_cache=true",
+        "lm_eval=null",
+        "lm_eval.tasks=[a]",
+        "model.random.seed=abc",
+        "hydra.sweeper.params=3",
+        "hydra.sweeper.params={budget:[]}",
+        "hydra.launcher=3",
+        "hydra.sweeper=null",
+        "hydra.launcher=null",
+        "hydra.callbacks=abc",
+        "hydra.job_logging=abc",
+        "hydra.mode=abc",
+        "model=null",
+        "task=3",
+        "method=null",
+    ],
+)
+def test_a_wrong_type_on_the_command_line_is_one_line_and_exit_2(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, word: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=tiny-random", "task=hotpotqa", "limit=1", "method=streamingllm", word]
+    result = CliRunner().invoke(app, ["run", *words])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("kvbench: ") and result.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []

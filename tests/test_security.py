@@ -1,0 +1,137 @@
+"""Nothing in a configuration runs foreign code unless the command line consents."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from kvbench.cli import app
+from kvbench.configured import instantiated
+from kvbench.errors import UserError
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that the module `foreign` makes as soon as it is imported."""
+    monkeypatch.chdir(tmp_path)
+    made = tmp_path / "it-ran"
+    code = (
+        "import pathlib\n"
+        f"pathlib.Path({str(made)!r}).touch()\n"
+        "from hydra.experimental.callback import Callback\n"
+        "class Foreign(Callback):\n"
+        "    pass\n"
+    )
+    modules = tmp_path / "modules"
+    modules.mkdir()
+    (modules / "foreign.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(modules)
+    monkeypatch.delitem(sys.modules, "foreign", raising=False)
+    return made
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    def with_words(*words: str) -> Result:
+        small = ["model=tiny-random", "task=hotpotqa", "limit=1", "method=streamingllm"]
+        return CliRunner().invoke(app, ["run", *small, *words])
+
+    return with_words
+
+
+def assert_refused(result: Result, marker: Path) -> None:
+    assert result.exit_code == 2, result.output
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith("kvbench: ")
+    assert "outside kvbench" in result.stderr or "pickle" in result.stderr
+    assert not marker.exists()
+
+
+WORDS = [
+    "+hydra.callbacks.x._target_=foreign.Foreign",
+    "+hydra.callbacks.x.deep._target_=foreign.Foreign",
+    "hydra.launcher._target_=foreign.Foreign",
+    "+hydra.launcher.extra._target_=foreign.Foreign",
+    "hydra.sweeper._target_=foreign.Foreign",
+    "+hydra.sweeper.extra._target_=foreign.Foreign",
+    "+hydra.sweeper.extra=[{_target_:foreign.Foreign}]",
+    "+hydra.job_logging.handlers.x.class=foreign.Foreign",
+    "+hydra.job_logging.handlers.x.class=logging.os.system",
+    "+hydra.hydra_logging.handlers.x={class:logging.StreamHandler,stream:'ext://foreign.Foreign'}",
+    "+task.extra._target_=foreign.Foreign",
+    "task._target_=foreign.Foreign",
+    "task._target_=kvbench.methods.spindlekv.torch.os.system",
+    "task._target_=kvbench.tasks.haystack.Path",
+    "+method.extra._target_=foreign.Foreign",
+    "method._target_=foreign.Foreign",
+    "method._target_=kvbench.methods.spindlekv.torch.load",
+    "--experimental-rerun=pickle.pkl",
+    "--experimental-r",
+]
+
+
+@pytest.mark.parametrize("word", WORDS)
+def test_a_word_that_names_foreign_code_is_refused(run: Run, marker: Path, word: str) -> None:
+    assert_refused(run(word), marker)
+
+
+EXPERIMENTS = {
+    "callback": "hydra: {callbacks: {x: {_target_: foreign.Foreign}}}",
+    "interpolated": "code: foreign.Foreign\nhydra: {callbacks: {x: {_target_: '${code}'}}}",
+    "whole node": "code: {x: {_target_: foreign.Foreign}}\nhydra: {callbacks: '${code}'}",
+    "log factory": "hydra: {hydra_logging: {root: {}, handlers: {x: {(): foreign.Foreign}}}}",
+    "logging": "hydra: {job_logging: {root: {}, handlers: {x: {class: foreign.Foreign}}}}",
+    "Slurm's shell": (
+        "defaults: [override /hydra/launcher: submitit_slurm]\n"
+        "hydra: {launcher: {setup: [touch it-ran]}}"
+    ),
+    "method": "method: {_target_: foreign.Foreign}",
+    "own consent": "allow_targets: true\nmethod: {_target_: foreign.Foreign}",
+    "swept consent": "hydra: {sweeper: {params: {allow_targets: 'true'}}}",
+    "added consent": "hydra: {sweeper: {params: {++allow_targets: 'true'}}}",
+}
+
+
+@pytest.mark.parametrize("text", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
+def test_a_file_of_somebody_elses_neither_runs_code_nor_consents(
+    run: Run, marker: Path, tmp_path: Path, text: str
+) -> None:
+    folder = tmp_path / "theirs" / "experiment"
+    folder.mkdir(parents=True)
+    (folder / "evil.yaml").write_text(f"# @package _global_\n{text}\n", encoding="utf-8")
+    assert_refused(run("experiment=evil", "--config-dir", str(folder.parent)), marker)
+
+
+def test_a_swept_file_of_somebody_elses_runs_no_code(
+    run: Run, marker: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "theirs" / "experiment"
+    folder.mkdir(parents=True)
+    text = f"# @package _global_\n{EXPERIMENTS['logging']}\n"
+    (folder / "evil.yaml").write_text(text, encoding="utf-8")
+    for sweeper in ("kvbench", "basic"):
+        words = ("experiment=first-table,evil", f"hydra/sweeper={sweeper}")
+        assert_refused(run(*words, "--config-dir", str(folder.parent)), marker)
+
+
+def test_the_command_line_can_consent(run: Run, marker: Path) -> None:
+    result = run("+hydra.callbacks.x._target_=foreign.Foreign", "allow_targets=true")
+    assert result.exit_code == 0, result.output
+    assert marker.exists()
+
+
+def test_hydras_own_logging_and_launchers_need_no_consent(run: Run, marker: Path) -> None:
+    result = run("hydra/job_logging=stdout", "hydra/hydra_logging=default", "launcher=basic")
+    assert result.exit_code == 0, result.output
+
+
+def test_a_target_is_named_by_the_module_that_defines_it() -> None:
+    with pytest.raises(UserError, match="outside kvbench"):
+        instantiated({"_target_": "kvbench.methods.pyramidkv.dataclass"}, "method", False)
+    assert instantiated({"_target_": "kvbench.methods.snapkv.SnapKV"}, "method", False)
