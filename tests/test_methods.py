@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
@@ -210,6 +211,39 @@ def test_same_inputs_same_rows_and_inputs_unchanged(method):
         assert torch.equal(layer.v, v)
         assert torch.equal(layer.q_win, q)
         assert torch.equal(layer.k_pre, pre)
+
+
+def _flattened(prefill, flat: Callable[[torch.Tensor], torch.Tensor]):
+    """A prefill whose vectors are made alike; scores that the capture sums are tied."""
+    layers = []
+    for state in prefill.layers:
+        changes = {name: flat(getattr(state, name)) for name in ("k", "v", "q_win")}
+        changes["k_pre"] = None if state.k_pre is None else flat(state.k_pre)
+        sums = state.column_sums
+        changes["column_sums"] = None if sums is None else torch.ones_like(sums)
+        tied = defaultdict(lambda like=state.k: torch.ones(like.shape[:2]))
+        layers.append(replace(state, reconstructions=tied, **changes))
+    return replace(prefill, layers=tuple(layers))
+
+
+@pytest.mark.parametrize(
+    "flat",
+    [torch.zeros_like, lambda x: x[:, :1].expand_as(x).contiguous()],
+    ids=["all-zero vectors", "identical tokens"],
+)
+@compresses
+def test_vectors_that_are_all_alike_are_kept_within_the_budget_and_finite(method, flat):
+    budget = Budget(fraction=0.3)
+    prefill = _flattened(_prefill(method, 63, budget), flat)
+    cache = fit(method, prefill, budget)
+    found = ledger(prefill, cache)
+    assert found.ratio_bytes <= 0.3 + 0.05 or cache.facts.get("over_budget")
+    for layer, store in zip(_positions(cache), cache.layers, strict=True):
+        for head in layer:
+            assert head == sorted(set(head))
+            assert set(head) <= set(range(63))
+        for band in store.materialise():
+            assert band.k.isfinite().all() and band.v.isfinite().all()
 
 
 def test_tied_scores_go_to_the_lower_position():
