@@ -15,6 +15,8 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
+from kvbench.configured import check_node
+
 
 @dataclass(frozen=True)
 class Composition:
@@ -49,7 +51,10 @@ def composed(words: Sequence[str]) -> Composition:
     preset = config.budget
     if budgets:
         config.budget = OverridesParser.create().parse_override(budgets[-1]).value()
-    method = OmegaConf.to_container(config.method, resolve=True)
+    method = config.method
+    if OmegaConf.is_config(method):
+        method = OmegaConf.to_container(method, resolve=True)
+    check_node("method", method)
     assert isinstance(method, dict)
     found = Composition(
         {str(name): value for name, value in method.items()},

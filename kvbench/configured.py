@@ -33,6 +33,7 @@ def instantiated(node: Mapping[Any, Any], name: str, targets_allowed: bool) -> A
     Raises:
         UserError: a target, a field's name, type or value is wrong.
     """
+    check_node(name, node)
     for target in _targets(node):
         if not targets_allowed and not _is_own(target):
             raise UserError(
@@ -101,7 +102,14 @@ _T = typing.TypeVar("_T")
 
 def built(cls: type[_T], name: str, values: Mapping[str, Any]) -> _T:
     """Make a dataclass of a config node, its fields' names and types checked."""
+    check_node(name, values)
     return cls(**_typed(cls, name, values))
+
+
+def check_node(name: str, value: object) -> None:
+    """Raise UserError unless a value is a node of fields."""
+    if not isinstance(value, Mapping):
+        raise UserError(f"{name}={value!r} is not a node of fields: choose one with {name}=NAME")
 
 
 def _typed(cls: Any, name: str, values: Mapping[str, Any]) -> dict[str, Any]:

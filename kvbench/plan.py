@@ -26,7 +26,7 @@ from kvbench.budget import Budget
 from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
 from kvbench.composition import Composition, composed
-from kvbench.configured import as_text, built, check_whole_number, instantiated
+from kvbench.configured import as_text, built, check_node, check_whole_number, instantiated
 from kvbench.consent import consents
 from kvbench.errors import UserError
 from kvbench.memory import parsed_bytes
@@ -297,6 +297,7 @@ def data_label(data: str) -> str:
 
 def _protocol(config: Mapping[str, Any], model: ModelSpec, first_token: str) -> Protocol:
     """The profile with what it leaves to the task and to the model filled in."""
+    check_node("protocol", config)
     if config.get("first_token") is None:
         config = {**config, "first_token": first_token}
     protocol = built(Protocol, "protocol", config)

@@ -142,3 +142,18 @@ def test_a_wrong_type_on_the_command_line_is_one_line_and_exit_2(
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("kvbench: ") and result.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("group", ["model", "task", "method", "protocol"])
+@pytest.mark.parametrize("value", ["3", "abc", "[]", "null"])
+def test_a_group_that_an_experiment_makes_a_value_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "experiment").mkdir()
+    text = f"# @package _global_\n{group}: {value}\n"
+    (tmp_path / "experiment" / "odd.yaml").write_text(text, encoding="utf-8")
+    words = ["run", "model=tiny-random", "task=hotpotqa", "limit=1", "experiment=odd"]
+    result = CliRunner().invoke(app, [*words, "--config-dir", str(tmp_path)])
+    assert result.exit_code == 2, result.output
+    assert result.stderr.startswith("kvbench: ") and result.stderr.count("\n") == 1
