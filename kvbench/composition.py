@@ -32,6 +32,8 @@ class Composition:
 _known: WeakKeyDictionary[Any, dict[tuple[str, ...], DictConfig]] = WeakKeyDictionary()
 """Per Hydra instance, which has its own search path: words without the budget -> configuration."""
 
+_keys: WeakKeyDictionary[Any, frozenset[str]] = WeakKeyDictionary()
+
 
 def composed(words: Sequence[str]) -> Composition:
     """Compose the configuration of these words, with Hydra initialised.
@@ -63,3 +65,11 @@ def composed(words: Sequence[str]) -> Composition:
     )
     config.budget = preset
     return found
+
+
+def known_keys() -> frozenset[str]:
+    """The keys of `conf/config.yaml` and of what Hydra adds to them, with Hydra initialised."""
+    instance = GlobalHydra.instance().hydra
+    if instance not in _keys:
+        _keys[instance] = frozenset(str(key) for key in hydra.compose("config"))
+    return _keys[instance]

@@ -17,7 +17,6 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-import hydra
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
@@ -25,7 +24,7 @@ from kvbench.analysis import ANALYSES
 from kvbench.budget import Budget
 from kvbench.capture_cache import CacheFolder
 from kvbench.classifier import ORACLE, classifier_digest
-from kvbench.composition import Composition, composed
+from kvbench.composition import Composition, composed, known_keys
 from kvbench.configured import as_text, built, check_node, check_whole_number, instantiated
 from kvbench.consent import consents
 from kvbench.errors import UserError
@@ -260,7 +259,7 @@ def _analysis(name: str | None) -> str | None:
 
 def _check_keys(plain: Mapping[str, Any]) -> None:
     """Refuse a key that nothing reads (`+key=` adds one) and the lack of one (`~key`)."""
-    known = {str(key) for key in hydra.compose("config")} | {"experiment"}
+    known = known_keys() | {"experiment"}
     for key in plain.keys() - known:
         raise UserError(f"{key} is unknown: {did_you_mean(key, known)}")
     for key in known - plain.keys() - {"experiment"}:

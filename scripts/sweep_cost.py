@@ -5,9 +5,12 @@
 Three quotients on smollm2-135m, float32, one thread, medians of several runs:
 - one more variant: CPU seconds that each of 16 variants adds to a run of one, over that run (a
   prefill of 2048 tokens, 32 generated), the methods one by one and all together;
-- the harness: of a run of `kvbench run`, the seconds that are not prefill, compression or decoding
-  as its own records state them, over all seconds; loading the model is in neither;
+- the harness: of a run of three samples and 17 variants, the seconds that are not prefill,
+  compression or decoding as its own records state them, over all seconds; loading the model is in
+  neither;
 - planning: seconds from the words to the list of what is missing, 100 000 results.
+
+`--only` measures one of them.
 """
 
 from __future__ import annotations
@@ -91,7 +94,7 @@ def harness_overhead(repeat: int) -> None:
     shares = []
     for _ in range(repeat):
         with tempfile.TemporaryDirectory() as folder:
-            words = ["task=qasper,hotpotqa,trec", "limit=1", f"out={folder}/run"]
+            words = ["task=qasper", "limit=3", f"out={folder}/run"]
             started = time.perf_counter()
             with contextlib.redirect_stdout(io.StringIO()):
                 run_words([f"method={','.join(METHODS)}", BUDGETS, *words])
@@ -127,15 +130,20 @@ def main() -> None:
     """Print all three."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeat", type=int, default=3, help="runs; medians are printed")
-    repeat = parser.parse_args().repeat
+    parser.add_argument("--only", choices=["variant", "planning", "harness"])
+    arguments = parser.parse_args()
+    repeat, only = arguments.repeat, arguments.only
     torch.set_num_threads(1)
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         model = load(planned([]).model)
         cpu = provenance.machine(str(model.device))["cpu"]
         print(f"{model.spec.name}, {model.network.dtype}, {cpu}, 1 thread, medians of {repeat}")
-        marginal_costs(model, repeat)
-    planning(repeat)
-    harness_overhead(repeat)
+        if only in (None, "variant"):
+            marginal_costs(model, repeat)
+    if only in (None, "planning"):
+        planning(repeat)
+    if only in (None, "harness"):
+        harness_overhead(repeat)
 
 
 if __name__ == "__main__":
