@@ -7,8 +7,8 @@ of any length count as one: keeping a few queries costs nothing that could be me
 for every pruning prefill, then compresses for each method at each budget. A method's cost is what
 its capture took beyond the plain prefill plus its compression, over the plain prefill. Where the
 bytes follow the data, the search for the budget compresses several times; the table says how often,
-and what once costs. Medians, CPU seconds of one thread. The prompt is prose of kvbench's own sample
-suite, cut to the number of tokens.
+and what once costs. Medians, CPU seconds of one thread. The prompt is the prose that ships for
+needles, cut to the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib.resources import files
 from statistics import median
 from typing import TypeVar
 
@@ -32,14 +33,12 @@ from kvbench.budget import Budget
 from kvbench.capture import capture
 from kvbench.catalog import choices
 from kvbench.classifier import LOCALISATION
-from kvbench.data import open_source
 from kvbench.fit import fit
 from kvbench.method import Method, Needs
 from kvbench.model import LoadedModel, load
 from kvbench.plan import Plan, plan_from_config
 from kvbench.pruning import PruningPlan
 from kvbench.sweep import folded_jobs
-from kvbench.tasks.longbench import LongBench
 
 T = TypeVar("T")
 Capture = tuple[Needs, PruningPlan | None]
@@ -83,10 +82,9 @@ def cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
 
 
 def prompt_ids(model: LoadedModel, tokens: int) -> Tensor:
-    """[tokens] ids of the sample suite's contexts, one after the other, again from the start."""
-    source, suite = open_source("sample"), LongBench(["gov_report", "multi_news", "narrativeqa"])
-    contexts = [s.context for task in suite.tasks() for s in suite.samples(task, source)]
-    ids = model.tokenizer.encode("\n\n".join(contexts), add_special_tokens=False, verbose=False)
+    """[tokens] ids of the prose that ships for needles, which does not repeat itself."""
+    text = files("kvbench").joinpath("samples", "haystack", "everyday.txt").read_text("utf-8")
+    ids = model.tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return torch.tensor(ids * (tokens // len(ids) + 1))[:tokens]
 
 
