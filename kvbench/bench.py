@@ -15,7 +15,8 @@ from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
 from kvbench.model import load
 from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, plan_from_config
+from kvbench.plan import Plan
+from kvbench.planning import plan_from_config
 from kvbench.report.paper_shape import published_sheets
 from kvbench.report.published import published_table
 from kvbench.report.sheet import Sheet

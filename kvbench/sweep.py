@@ -34,7 +34,8 @@ from kvbench.consent import checked_compositions
 from kvbench.errors import UserError
 from kvbench.hydra_errors import one_line
 from kvbench.overrides import hydra_words, quoted
-from kvbench.plan import Plan, plan_from_config
+from kvbench.plan import Plan
+from kvbench.planning import plan_from_config
 from kvbench.ray_launcher import RayLauncher
 from kvbench.suggest import did_you_mean
 

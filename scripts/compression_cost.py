@@ -36,7 +36,8 @@ from kvbench.classifier import LOCALISATION
 from kvbench.fit import fit
 from kvbench.method import Method, Needs
 from kvbench.model import LoadedModel, load
-from kvbench.plan import Plan, plan_from_config
+from kvbench.plan import Plan
+from kvbench.planning import plan_from_config
 from kvbench.pruning import PruningPlan
 from kvbench.sweep import folded_jobs
 

@@ -28,7 +28,7 @@ from kvbench.cli import app
 from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.methods.windowkv import WindowKV
-from kvbench.plan import plan_from_config
+from kvbench.planning import plan_from_config
 from kvbench.run import execute
 from kvbench.tasks.longbench import LongBench
 from kvbench.train_classifier import (

@@ -26,7 +26,8 @@ from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, Variant, _code_version, plan_from_config
+from kvbench.plan import Plan, Variant, _code_version
+from kvbench.planning import plan_from_config
 from kvbench.sweep import folded_jobs, run_words
 
 

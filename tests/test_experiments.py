@@ -17,7 +17,8 @@ from typer.testing import CliRunner
 from kvbench.catalog import Choice, choices
 from kvbench.cli import app
 from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, plan_from_config
+from kvbench.plan import Plan
+from kvbench.planning import plan_from_config
 from kvbench.record import read_shards
 from kvbench.report.paper import Beside, paper_csv, paper_sheets
 from kvbench.report.published import published_table

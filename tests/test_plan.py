@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvbench.errors import UserError
-from kvbench.plan import Plan, fingerprint, plan_from_config, record_key
+from kvbench.plan import Plan, fingerprint, record_key
+from kvbench.planning import plan_from_config
 from kvbench.sweep import folded_jobs
 from kvbench.tasks.task import Sample
 

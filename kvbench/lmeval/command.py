@@ -19,7 +19,8 @@ from omegaconf import DictConfig
 
 from kvbench.errors import UserError
 from kvbench.overrides import quoted
-from kvbench.plan import Plan, plan_from_config
+from kvbench.plan import Plan
+from kvbench.planning import plan_from_config
 from kvbench.sweep import run_words
 
 if TYPE_CHECKING:

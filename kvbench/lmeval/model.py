@@ -41,7 +41,8 @@ from kvbench.lmeval.requests import (
 from kvbench.memory import SHARE_OF_FREE, free_bytes
 from kvbench.model import load
 from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, Variant, plan_from_config
+from kvbench.plan import Plan, Variant
+from kvbench.planning import plan_from_config
 from kvbench.tasks.task import Sample, Task
 
 
