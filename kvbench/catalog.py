@@ -54,6 +54,11 @@ def choices(group: str) -> list[Choice]:
     return found
 
 
+def stated_methods() -> list[str]:
+    """Return the methods' names without presets, which only change fields of another."""
+    return [choice.name for choice in choices("method") if "_target_" in choice.config]
+
+
 def check_choice(group: str, name: str) -> None:
     """Raise UserError, naming the nearest, unless `conf/<group>` holds the choice."""
     known = [c.name for c in choices(group)]

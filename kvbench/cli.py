@@ -224,8 +224,59 @@ def compare(
     typer.echo(changed_samples(found, changed), nl=False)
 
 
-def _deliver(text: str, output: Path | None) -> None:
-    """Print a text, or write it to a file.
+@app.command()
+def check(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Narrow it, such as method=snapkv; with --update: what to run."),
+    ] = None,
+    baseline: Annotated[
+        Path, typer.Option(help="Folder of the baseline; it says which words made it.")
+    ] = Path("results/baselines/smollm2-135m"),
+    update: Annotated[
+        bool, typer.Option("--update", help="Make this run the baseline, and say what moved.")
+    ] = False,
+    changed: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of a variant's texts that may differ.")
+    ] = 0.1,
+    margin: Annotated[
+        float, typer.Option(min=0, help="Points that a variant's mean score may fall.")
+    ] = 1.0,
+    junit: Annotated[Path | None, typer.Option(help="File to write as JUnit XML.")] = None,
+    summary: Annotated[
+        Path | None, typer.Option(help="File to append Markdown to: $GITHUB_STEP_SUMMARY.")
+    ] = None,
+) -> None:
+    """Run a small sweep beside its baseline: exit code 0 holds, 1 regressed, 2 could not run.
+
+    The default sweep takes every method at two budgets over samples of LongBench's kinds and the
+    classic needle. Three comparisons decide: what is kept must be equal; texts may differ on a few
+    samples, since another processor can flip a token; scores must not fall for certain, and the
+    same text must score the same.
+    """
+    from kvbench import gate
+    from kvbench.report import gate_report
+    from kvbench.report.regression import Tolerance
+
+    with gate.could_not_run():
+        run, verdict = gate.check(words or [], baseline, Tolerance(changed, margin), update)
+    if verdict is None:
+        typer.echo(f"{run} is the baseline {baseline} now")
+        return
+    coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
+    typer.echo(gate_report.verdict_text(verdict, baseline, run, coloured), nl=False)
+    if junit is not None:
+        _deliver(gate_report.junit(verdict), junit)
+    if summary is not None:
+        _deliver(gate_report.verdict_summary(verdict, baseline, run), summary, append=True)
+    if update:
+        typer.echo(f"{run} is the baseline {baseline} now")
+    elif verdict.failed:
+        raise typer.Exit(1)
+
+
+def _deliver(text: str, output: Path | None, append: bool = False) -> None:
+    """Print a text, or write it to a file or its end.
 
     Raises:
         UserError: the file cannot be written.
@@ -234,7 +285,8 @@ def _deliver(text: str, output: Path | None) -> None:
         typer.echo(text, nl=False)
         return
     try:
-        output.write_text(text, encoding="utf-8")
+        with output.open("a" if append else "w", encoding="utf-8") as file:
+            file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {output} ({error.strerror}): give another file") from error
 

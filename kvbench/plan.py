@@ -11,7 +11,7 @@ import inspect
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -62,6 +62,8 @@ class Protocol:
     """`prefill`: from the uncompressed prefill's logits; `compressed`: after compression."""
     max_input_tokens: int | None
     """Prompt tokens before truncation; None: the model's context less what is generated."""
+    max_new_tokens: int | None
+    """Generated tokens at most, on tasks that allow more; None: as each task says."""
 
     def __post_init__(self) -> None:
         """Refuse values that no profile has."""
@@ -70,7 +72,8 @@ class Protocol:
             if value not in legal:
                 known = ", ".join(str(x).lower() if isinstance(x, bool) else str(x) for x in legal)
                 raise UserError(f"protocol.{name}={value!r} is unknown: give one of {known}")
-        check_whole_number("protocol.max_input_tokens", self.max_input_tokens, optional=True)
+        for name in ("max_input_tokens", "max_new_tokens"):
+            check_whole_number(f"protocol.{name}", getattr(self, name), optional=True)
 
     def min_tokens(self, task: Task) -> int:
         """Tokens that must be generated on a task before a stop counts."""
@@ -146,8 +149,12 @@ class Plan:
 
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
-        """The scored tasks in table order."""
-        return self.suite.tasks(self.protocol.code_similarity)
+        """The scored tasks in table order, their generation capped as the protocol says."""
+        tasks = self.suite.tasks(self.protocol.code_similarity)
+        most = self.protocol.max_new_tokens
+        if most is None:
+            return tasks
+        return tuple(replace(t, max_new_tokens=min(most, t.max_new_tokens)) for t in tasks)
 
     @cached_property
     def model_identity(self) -> Mapping[str, Any]:

@@ -31,7 +31,7 @@ from torch import Tensor
 from kvbench import provenance
 from kvbench.budget import Budget
 from kvbench.capture import capture
-from kvbench.catalog import choices
+from kvbench.catalog import stated_methods
 from kvbench.classifier import LOCALISATION
 from kvbench.fit import fit
 from kvbench.method import Method, Needs
@@ -154,8 +154,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; medians are printed")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    named = [c.name for c in choices("method") if "_target_" in c.config]
-    chosen = arguments.methods.split(",") if arguments.methods else named
+    chosen = arguments.methods.split(",") if arguments.methods else stated_methods()
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         model = load(planned([f"model={arguments.model}"]).model)
         methods = {name: planned([f"method={name}"]).variants[-1].method for name in chosen}

@@ -21,6 +21,7 @@ PROTOCOL = {
     "query_aware": True,
     "first_token": "prefill",
     "max_input_tokens": None,
+    "max_new_tokens": None,
 }
 
 A_RECORD = Record(

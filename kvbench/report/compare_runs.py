@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from kvbench.errors import UserError
 from kvbench.record import Record
@@ -14,6 +15,14 @@ from kvbench.stats import Difference, holm, paired_difference
 
 SHOWN_CHARACTERS = 300
 """Of a prediction."""
+
+
+class ResultName(NamedTuple):
+    """What pairs results of two runs, whatever else differs."""
+
+    variant: str
+    task: str
+    sample: str
 
 
 @dataclass(frozen=True)
@@ -56,11 +65,11 @@ def compare_runs(before: Path, after: Path) -> tuple[Cell, ...]:
     Raises:
         UserError: a folder holds no records, or they share no scored sample.
     """
-    ours, theirs = _scored(before), _scored(after)
+    ours, theirs = scored(before), scored(after)
     pairs: dict[tuple[str, str], list[Pair]] = {}
-    for key, record in ours.items():
-        if key in theirs:
-            pairs.setdefault(key[:2], []).append(Pair(record, theirs[key]))
+    for name, record in ours.items():
+        if name in theirs:
+            pairs.setdefault(name[:2], []).append(Pair(record, theirs[name]))
     if not pairs:
         raise UserError(
             f"{before} and {after} share no sample of the same variant and task: see kvbench status"
@@ -77,6 +86,30 @@ def compare_runs(before: Path, after: Path) -> tuple[Cell, ...]:
         Cell(*names, tuple(of_cell), difference, p)
         for (names, of_cell), difference, p in zip(pairs.items(), found, corrected, strict=True)
     )
+
+
+def scored(folder: Path) -> Mapping[ResultName, Record]:
+    """Return the records of a run that have a score, by name.
+
+    Raises:
+        UserError: the folder holds no records, or two results for one of these.
+    """
+    found: dict[ResultName, Record] = {}
+    tables = tables_of(folder)
+    for table in tables:
+        here = {
+            ResultName(row.label, record.task, record.sample): record
+            for row in table.rows
+            for record in row.records
+            if record.score is not None
+        }
+        if here.keys() & found.keys():
+            raise UserError(
+                f"{folder} holds results of {len(tables)} models, protocols or data sets: give a"
+                " folder of one"
+            )
+        found |= here
+    return found
 
 
 def comparison_sheet(found: Sequence[Cell], before: Path, after: Path) -> Sheet:
@@ -126,26 +159,6 @@ def _texts(cell: Cell) -> Iterator[str]:
     yield "-" if interval is None else f"{interval.low:+.2f} to {interval.high:+.2f}"
     yield f"{cell.corrected_p:.3f}"
     yield f"{sum(pair.same_prediction for pair in cell.pairs)}/{count}"
-
-
-def _scored(folder: Path) -> Mapping[tuple[str, str, str], Record]:
-    """(variant, task, sample) -> the record of a run that scored it.
-
-    Raises:
-        UserError: the folder holds no records, or results that must not stand in one table.
-    """
-    tables = tables_of(folder)
-    if len(tables) > 1:
-        raise UserError(
-            f"{folder} holds results of {len(tables)} models, protocols or data sets: give a"
-            " folder of one"
-        )
-    return {
-        (row.label, record.task, record.sample): record
-        for row in tables[0].rows
-        for record in row.records
-        if record.score is not None
-    }
 
 
 def _shown(text: str | None) -> str:
