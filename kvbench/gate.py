@@ -20,7 +20,7 @@ from kvbench.record import Shard, read_shards
 from kvbench.report.regression import Tolerance, Verdict, judged
 from kvbench.sweep import run_words
 
-SWEEP = ("check/samples", "check/needle")
+SWEEP = ("check-samples", "check-needle")
 """The default sweep: presets in conf/experiment, each with every method."""
 
 RUNS = Path("results", "checks")
