@@ -9,7 +9,7 @@ import ast
 import inspect
 import io
 import tokenize
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources, util
 from pathlib import Path
@@ -57,6 +57,12 @@ def choices(group: str) -> list[Choice]:
 def stated_methods() -> list[str]:
     """Return the methods' names without presets, which only change fields of another."""
     return [choice.name for choice in choices("method") if "_target_" in choice.config]
+
+
+def named_experiment(words: Sequence[str]) -> Mapping[str, Any]:
+    """Content of the preset that the words of a run name; empty where they name none."""
+    names = [word.partition("=")[2] for word in words if word.startswith("experiment=")]
+    return next((c.config for c in choices("experiment") if c.name in names[-1:]), {})
 
 
 def check_choice(group: str, name: str) -> None:

@@ -107,10 +107,17 @@ def run(
 
     Every word is a Hydra override of conf/config.yaml or of a config group (model, task, method,
     protocol, experiment); a comma sweeps. FullKV runs beside as the baseline (baseline=false
-    leaves it out). A second run of the same words does only what is missing. Hydra's own flags
+    leaves it out). A second run of the same words does only what is missing. An experiment is run
+    as its paper did: by LongBench, lm-eval, a measurement of speed, ... Hydra's own flags
     pass through after the words: --cfg job prints the configuration, --config-dir DIR adds yours,
     --hydra-help says more. `kvbench list` and `kvbench show method=NAME` say what there is.
     """
+    from kvbench.catalog import named_experiment
+
+    if "lm_eval" in named_experiment(ctx.args):
+        from kvbench.lmeval.command import run_lm_eval
+
+        return run_lm_eval(ctx.args)
     from kvbench.sweep import run_words
 
     run_words([*["retry_failed=true"] * retry_failed, *ctx.args])
@@ -384,10 +391,10 @@ def train_classifier(
     from kvbench.tasks.longbench import LONGBENCH_16
     from kvbench.train_classifier import Training, labelled_prompts, train
 
-    training = Training(epochs, batch_size, learning_rate)
+    training = Training(encoder, epochs, batch_size, learning_rate, seed=seed)
     names = LONGBENCH_16 if tasks is None else tasks.split(",")
     examples = labelled_prompts(data, names, limit)
-    found = train(out, examples, encoder, training, seed)
+    found = train(out, examples, training)
     typer.echo(
         f"accuracy {found.accuracy:.2%}, recall {found.recall:.2%}, F1 {found.f1:.2%} on"
         f" {found.prompts} held-out prompts of {len(examples)}; localisation counts as positive"

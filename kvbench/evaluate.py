@@ -21,12 +21,13 @@ from kvbench.classifier import task_types
 from kvbench.decode import Generation, Stop, decode
 from kvbench.fit import fit
 from kvbench.ledger import Ledger, ledger
-from kvbench.memory import decode_bytes, is_out_of_memory, prefill_bytes, shown_bytes
+from kvbench.memory import decode_bytes, is_out_of_memory, prefill_bytes
 from kvbench.method import Needs
 from kvbench.model import LoadedModel
 from kvbench.plan import Variant
 from kvbench.prefill import Prefill
 from kvbench.pruning import PruningPlan
+from kvbench.sizes import shown_bytes
 from kvbench.spans import span_kept
 from kvbench.tasks.task import Sample
 

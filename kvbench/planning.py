@@ -21,11 +21,11 @@ from kvbench.composition import Composition, composed, known_keys
 from kvbench.configured import as_text, built, check_node, check_whole_number, instantiated
 from kvbench.consent import consents
 from kvbench.errors import UserError
-from kvbench.memory import parsed_bytes
 from kvbench.method import Method
 from kvbench.modelspec import ModelSpec
 from kvbench.overrides import hydra_words, nested_group
 from kvbench.plan import BASELINE, Plan, Protocol, Variant
+from kvbench.sizes import parsed_bytes
 from kvbench.suggest import did_you_mean
 from kvbench.tasks.suite import Suite
 
@@ -80,7 +80,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
         decode_width=plain["decode_width"],
-        analysis=_analysis(plain["analysis"]),
+        analysis=_analysis(plain["analysis"], plain["shards"]),
         memory_bytes=parsed_bytes("memory", plain["memory"]),
         shard=plain["shard"],
         shards=plain["shards"],
@@ -90,9 +90,11 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     )
 
 
-def _analysis(name: str | None) -> str | None:
+def _analysis(name: str | None, shards: int) -> str | None:
     if name is not None and name not in ANALYSES:
         raise UserError(f"analysis={name} is unknown: {did_you_mean(str(name), ANALYSES)}")
+    if name is not None and shards > 1:
+        raise UserError(f"shards={shards}: analysis={name} is one job, give shards=1")
     return name
 
 

@@ -20,38 +20,9 @@ from kvbench.fit import fit
 from kvbench.method import Needs
 from kvbench.model import LoadedModel
 from kvbench.plan import Variant
+from kvbench.speed_record import Lengths, Speed
 
 _SEED = 0
-
-
-@dataclass(frozen=True)
-class Lengths:
-    """What is measured."""
-
-    context: int
-    """Prompt tokens."""
-    generate: int
-    """Generated tokens, at least two: the first comes from the prefill."""
-    repeats: int
-    """Rounds that are counted."""
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Medians of one variant."""
-
-    label: str
-    prefill_s: float
-    compress_s: float
-    """The search for the budget included."""
-    decode_s: float
-    cache_bytes: int
-    """What the compressed prompt holds: the memory that persists."""
-    native_bytes: int
-    """The full cache of the same prompt."""
-    peak_bytes: int | None
-    """Most memory above the model's own, over prefill, compression and decoding; None where the
-    system does not tell."""
 
 
 @dataclass(frozen=True)
@@ -83,6 +54,8 @@ def measured_speed(
         found.append(
             Speed(
                 variant.label,
+                variant.choice,
+                str(variant.budget),
                 median(r.prefill_s for r in rounds),
                 median(r.compress_s for r in rounds),
                 median(r.decode_s for r in rounds),

@@ -119,8 +119,9 @@ def run_job(config: DictConfig) -> Summary:
         return execute(plan)
     from kvbench.analysis.run import analyse
 
-    files = ", ".join(path.name for path in analyse(plan))
-    print(f"{plan.out}: {files}; kvbench report {plan.out}")
+    written = analyse(plan)
+    names = [path.name for path in written if path != plan.out]
+    print(f"{plan.out}: {', '.join(names) or plan.analysis}; kvbench report {plan.out}")
     return Summary(0, 0, 0)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import shorten
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kvbench
 from kvbench import jsonl
@@ -31,10 +31,14 @@ from kvbench.classifier import (
     oracle,
     words_at_both_ends,
 )
+from kvbench.configured import built
 from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.prompt import prompt_text
 from kvbench.tasks.longbench import LongBench
+
+if TYPE_CHECKING:
+    from kvbench.plan import Plan
 
 _MOST_WORDS = 20_000
 
@@ -49,13 +53,17 @@ class Example:
 
 @dataclass(frozen=True)
 class Training:
-    """How an encoder is fine-tuned; the defaults are appendix A.3's."""
+    """How a classifier is trained; the defaults for an encoder are appendix A.3's."""
 
+    encoder: str | None = None
+    """Folder or hub id of a transformers encoder; None: TF-IDF."""
     epochs: int = 10
     batch_size: int = 16
     learning_rate: float = 1e-6
     dropout: float = 0.5
     """Before the linear head."""
+    seed: int = 0
+    """Of the split, the new head, dropout and the order of prompts."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -79,32 +87,40 @@ class HeldOut:
     f1: float
 
 
-def train(
-    out: Path, examples: Sequence[Example], encoder: str | None, training: Training, seed: int = 0
-) -> HeldOut:
+def train_planned(plan: Plan) -> Path:
+    """Train and test the classifier that a plan describes, into its run folder.
+
+    Raises:
+        UserError: as `train` and `labelled_prompts`.
+    """
+    training = built(Training, "classifier", plan.config["classifier"])
+    tasks = [task.name for task in plan.tasks]
+    train(plan.out, labelled_prompts(plan.data, tasks, plan.limit), training)
+    return plan.out / MANIFEST
+
+
+def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut:
     """Train a classifier, test it on a held-out tenth and write its folder.
 
     Args:
         out: the folder; a classifier that is there is replaced.
         examples: labelled prompts of both task types.
-        encoder: folder or hub id of a transformers encoder; None: TF-IDF.
-        training: how the encoder is fine-tuned.
-        seed: of the split, the new head, dropout and the order of prompts.
+        training: of what, and how.
 
     Raises:
         UserError: too few prompts of a task type, or a path that cannot be used.
     """
     if out.exists() and not (out / MANIFEST).is_file() and (out.is_file() or any(out.iterdir())):
         raise UserError(f"{out} is no classifier's folder: give a new one")
-    training_set, held_out = split(examples, seed)
+    training_set, held_out = split(examples, training.seed)
     classifier: TfidfClassifier | EncoderClassifier
-    if encoder is None:
-        classifier = _tfidf(training_set, seed)
+    if training.encoder is None:
+        classifier = _tfidf(training_set, training.seed)
     else:
-        classifier = _fine_tuned(encoder, training_set, training, seed)
+        classifier = _fine_tuned(training.encoder, training_set, training)
     found = held_out_scores(classifier, held_out)
     try:
-        _save(out, classifier, encoder, len(training_set), found)
+        _save(out, classifier, training, len(training_set), found)
     except OSError as error:
         raise UserError(f"cannot write {out} ({error.strerror}): give another folder") from error
     return found
@@ -209,14 +225,12 @@ def _tfidf(examples: Sequence[Example], seed: int) -> TfidfClassifier:
     return TfidfClassifier(words, float(model.intercept_[0]))
 
 
-def _fine_tuned(
-    encoder: str, examples: Sequence[Example], training: Training, seed: int
-) -> EncoderClassifier:
+def _fine_tuned(encoder: str, examples: Sequence[Example], training: Training) -> EncoderClassifier:
     import torch
     from torch.nn.utils.rnn import pad_sequence
 
     with torch.random.fork_rng():
-        torch.manual_seed(seed)
+        torch.manual_seed(training.seed)
         network, tokenizer = _encoder(encoder, training.dropout)
         rows = [torch.tensor(encoder_ids(network, tokenizer, e.text)) for e in examples]
         truth = torch.tensor([TASK_TYPES.index(e.task_type) for e in examples])
@@ -266,14 +280,16 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
             )
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
         reason = shorten(str(error), 200)
-        raise UserError(f"encoder {encoder} cannot be loaded: {reason}") from error
+        raise UserError(
+            f"encoder {encoder} cannot be loaded ({reason}): give a folder, or none for TF-IDF"
+        ) from error
     return network.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 
 
 def _save(
     out: Path,
     classifier: TfidfClassifier | EncoderClassifier,
-    encoder: str | None,
+    training: Training,
     trained_on: int,
     found: HeldOut,
 ) -> None:
@@ -284,9 +300,9 @@ def _save(
     for file in sorted(p for p in out.iterdir() if p.is_file()):
         digest.update(f"{file.name}\n".encode() + file.read_bytes())
     manifest = {
-        "kind": TFIDF if encoder is None else ENCODER,
+        "kind": TFIDF if training.encoder is None else ENCODER,
         "digest": digest.hexdigest(),
-        "encoder": encoder,
+        "training": asdict(training),
         "trained_on": trained_on,
         "held_out": asdict(found),
         "kvbench": kvbench.__version__,

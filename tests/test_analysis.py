@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kvbench.analysis import ANALYSES
+from kvbench.analysis import FIGURES
 from kvbench.analysis.draw import write_figure
 from kvbench.analysis.measures import (
     attention_map,
@@ -128,7 +128,7 @@ def test_masks_hold_the_rows_that_the_cache_reads(prefill: Prefill) -> None:
     assert torch.allclose(bins[0, :1], masks[0, 0, :10].float().mean())
 
 
-@pytest.mark.parametrize("name", ANALYSES)
+@pytest.mark.parametrize("name", FIGURES)
 def test_every_analysis_has_panels_of_one_shape_and_finite(name: str, prefill: Prefill) -> None:
     caches = {"snapkv@0.5": fit(SnapKV(window=8), prefill, Budget(fraction=0.5))}
     for panel in BY_NAME[name].panels(prefill, caches):

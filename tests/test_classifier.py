@@ -101,7 +101,7 @@ def trained(tmp_path_factory, encoder):
     found = {}
     for kind, path in (("tfidf", None), ("encoder", encoder)):
         out = tmp_path_factory.mktemp("trained") / kind
-        found[kind] = (str(out), train(out, _examples(), path, TRAINING))
+        found[kind] = (str(out), train(out, _examples(), replace(TRAINING, encoder=path)))
     return found
 
 
@@ -121,7 +121,7 @@ def test_the_same_seed_trains_the_same_classifier(trained, kind, encoder, tmp_pa
     folder, found = trained[kind]
     state = torch.random.get_rng_state()
     path = encoder if kind == "encoder" else None
-    again = train(tmp_path / "again", _examples(), path, TRAINING)
+    again = train(tmp_path / "again", _examples(), replace(TRAINING, encoder=path))
     assert again == found
     assert classifier_digest(str(tmp_path / "again")) == classifier_digest(folder)
     assert torch.equal(state, torch.random.get_rng_state())
@@ -267,7 +267,7 @@ def test_bad_prompts_are_refused_in_one_line(tmp_path, lines, complaint):
     (tmp_path / "bad.jsonl").write_text(lines)
     with pytest.raises(UserError) as caught:
         examples = labelled_prompts(str(tmp_path / "bad.jsonl"), [])
-        train(tmp_path / "out", examples, None, TRAINING)
+        train(tmp_path / "out", examples, TRAINING)
     assert complaint in one_line(caught)
     assert not (tmp_path / "out").exists()
 
@@ -278,10 +278,10 @@ def test_bad_paths_and_settings_are_refused_in_one_line(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
     with pytest.raises(UserError, match="mine is no classifier's folder: give a new one"):
-        train(tmp_path / "mine", _examples(5), None, TRAINING)
+        train(tmp_path / "mine", _examples(5), TRAINING)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"encoder .*empty cannot be loaded") as caught:
-        train(tmp_path / "out", _examples(5), str(tmp_path / "empty"), TRAINING)
+        train(tmp_path / "out", _examples(5), replace(TRAINING, encoder=str(tmp_path / "empty")))
     one_line(caught)
     for changed in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"dropout": 1.0}):
         with pytest.raises(UserError, match=f"{next(iter(changed))} .* out of range: give"):

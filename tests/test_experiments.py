@@ -21,6 +21,7 @@ from kvbench.plan import Plan
 from kvbench.planning import plan_from_config
 from kvbench.record import read_shards
 from kvbench.report.paper import Beside, paper_csv, paper_sheets
+from kvbench.report.paper_scores import ScoreNumbers
 from kvbench.report.published import published_table
 from kvbench.report.tables import Table, tables_of
 from kvbench.sweep import folded_jobs
@@ -31,8 +32,8 @@ EXPERIMENTS = {
     # Those of `kvbench lm-eval` are tested with it.
     if "/" in choice.name and "lm_eval" not in choice.config
 }
-SPEEDS = [name for name, choice in EXPERIMENTS.items() if "speed" in choice.config]
-SCORED = [name for name in EXPERIMENTS if name not in SPEEDS]
+SPEEDS = [n for n, choice in EXPERIMENTS.items() if choice.config.get("analysis") == "speed"]
+CLASSIFIERS = ["windowkv/table4"]
 MODELS = {choice.name for choice in choices("model")}
 
 
@@ -75,11 +76,11 @@ def test_a_preset_sets_what_its_paper_did(name: str, planned: dict[str, list[Pla
         assert plan.limit is None or plan.analysis is not None
     if printed:
         table = published_table(printed)
-        assert {plan.model.name for plan in plans} <= set(table.models)
+        if name not in CLASSIFIERS:  # whose models are no language models
+            assert {plan.model.name for plan in plans} <= set(table.models)
         tasks = {figure.task for figure in table.figures} - {"AVG", "cache_memory_MB"}
-        assert (
-            not tasks or "speed" in choice.config or tasks == {task.name for task in plans[0].tasks}
-        )
+        if tasks and name not in SPEEDS + CLASSIFIERS:
+            assert tasks == {task.name for task in plans[0].tasks}
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -93,16 +94,14 @@ def test_a_preset_begins_with_its_source(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, c in EXPERIMENTS.items() if "experiment" in c.config and "speed" not in c.config],
+    [n for n, c in EXPERIMENTS.items() if "experiment" in c.config and "analysis" not in c.config],
 )
 def test_every_printed_number_has_a_row_of_ours(
     name: str, planned: dict[str, list[Plan]], tmp_path: Path
 ) -> None:
     choice = EXPERIMENTS[name]
-    beside = Beside(
-        published_table(choice.config["experiment"]["published"]),
-        choice.config["experiment"]["rows"],
-    )
+    beside = Beside.of(choice.config["experiment"])
+    assert beside is not None
     models = set()
     for plan in planned[name]:
         models.add(plan.model.name)
@@ -120,7 +119,7 @@ def test_every_printed_number_has_a_row_of_ours(
         made = records({label: {task: [0.5] for task in known} for label in labels})
         made = [replace(r, task=task) for r in made for task in tasks if task in (r.task, "needle")]
         write_shard(tmp_path, head, made)
-    lines = csv.DictReader(io.StringIO(paper_csv(tables_of(tmp_path), beside)))
+    lines = csv.DictReader(io.StringIO(paper_csv(beside, ScoreNumbers(tables_of(tmp_path)))))
     wanted = [
         line for line in lines if line["model"] in models and line["task"] != "cache_memory_MB"
     ]
@@ -172,7 +171,7 @@ PAPER = {**PROTOCOL, "name": "paper"}
 def test_a_cell_holds_ours_published_and_the_difference(tmp_path: Path) -> None:
     scores = {"fullkv": {task: [0.25] for task in SIX}}
     table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
-    (sheet,) = paper_sheets([table], ONE_ROW)
+    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
     narrativeqa, average = sheet.rows[0].cells[3], sheet.rows[0].cells[-1]
     assert (narrativeqa.text, narrativeqa.below) == ("25.00", "24.50\n+0.50")
     assert (average.text, average.below) == ("25.00", "39.77\n-14.77")
@@ -184,7 +183,7 @@ def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> 
     scores = {"fullkv": {task: [0.25] for task in SIX}}
     table = small_table(tmp_path, scores, data=data)
     table.headers[-1]["config"]["limit"] = 2
-    (sheet,) = paper_sheets([table], ONE_ROW)
+    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
     assert sheet.rows[0].cells[3].below == "24.50\n+0.50†"
     (note,) = (note for note in sheet.notes if note.startswith("†"))
     for reason in (
@@ -198,13 +197,13 @@ def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> 
 
 def test_a_row_that_was_not_run_shows_what_was_published(tmp_path: Path) -> None:
     table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
-    (sheet,) = paper_sheets([table], ONE_ROW)
+    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
     assert (sheet.rows[1].cells[3].text, sheet.rows[1].cells[3].below) == ("-", "24.00")
 
 
 def test_an_average_needs_every_printed_task(tmp_path: Path) -> None:
     table = small_table(tmp_path, {"fullkv": {"narrativeqa": [0.25]}})
-    (sheet,) = paper_sheets([table], ONE_ROW)
+    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
     assert sheet.rows[0].cells[3].text == "25.00"
     assert sheet.rows[0].cells[-1].text == "-"
 
@@ -216,7 +215,7 @@ def test_the_best_of_several_rows_counts_on_each_task(tmp_path: Path) -> None:
     scores = {"kvcrush@2048[base=h2o]": one, "kvcrush@2048": other}
     table = small_table(tmp_path, scores, model=LLAMA3)
     rows = {"KVCrush*": ["kvcrush[base=h2o]", "kvcrush"]}
-    sheets = paper_sheets([table], Beside(published_table("kvcrush/table3"), rows))
+    sheets = paper_sheets(Beside(published_table("kvcrush/table3"), rows), ScoreNumbers([table]))
     starred = sheets[1].rows[-1].cells
     assert starred[0].text.startswith("KVCrush*")
     assert {cell.text for cell in starred[3:]} == {"10.00"}
@@ -227,7 +226,7 @@ def test_a_printed_ratio_takes_our_nearest_budget(tmp_path: Path) -> None:
     scores = {f"spindlekv@{b}": {task: [v] for task in SIX} for b, v in values.items()}
     table = small_table(tmp_path, scores, model=LLAMA3)
     beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
-    (sheet,) = paper_sheets([table], beside)
+    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
     found = {
         row.cells[2].text: row.cells[3].text for row in sheet.rows if "w/." in row.cells[1].text
     }
@@ -287,17 +286,19 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
     if "needle" not in suites and "wiki" not in suites:
         words.append("task=hotpotqa")  # one short task of its many
     if name in SPEEDS:
-        lengths = ["speed.context=512", "speed.generate=3", "speed.repeats=1"]
-        assert "prompt tokens" in cli("bench", "speed", f"experiment={name}", *words, *lengths)
-        return
+        words += ["speed.context=512", "speed.generate=3", "speed.repeats=1"]
+    if name in CLASSIFIERS:
+        words = ["model=tiny-random", "limit=2", "classifier.encoder=null"]
     cli("run", f"experiment={name}", *words)
     folder = Path("results", "runs", name.replace("/", "-"))
     shards = read_shards(folder)
     assert all(record.error is None for shard in shards for record in shard.records)
-    assert shards or list(folder.glob("*.svg"))
-    if not shards:
-        assert "Drawn in" in cli("report", f"experiment={name}")
+    report = cli("report", f"experiment={name}")
+    if name in SPEEDS + CLASSIFIERS:
+        assert "† cannot be compared: other" in report
+    elif not shards:
+        assert list(folder.glob("*.svg")) and "Drawn in" in report
     elif "experiment" in EXPERIMENTS[name].config:
-        assert "† cannot be compared: other model" in cli("report", f"experiment={name}")
+        assert "† cannot be compared: other model" in report
     else:
-        assert "fullkv" in cli("report", f"experiment={name}")
+        assert "fullkv" in report

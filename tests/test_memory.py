@@ -14,7 +14,7 @@ from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
 from kvbench.capture import capture
 from kvbench.errors import UserError
-from kvbench.memory import decode_bytes, parsed_bytes, prefill_bytes, shown_bytes
+from kvbench.memory import decode_bytes, prefill_bytes
 from kvbench.method import Needs
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.snapkv import SnapKV
@@ -22,6 +22,7 @@ from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.prefill import Prefill
 from kvbench.record import distinct, read_shards
+from kvbench.sizes import parsed_bytes, shown_bytes
 from kvbench.sweep import run_words
 
 

@@ -16,7 +16,8 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.model import LoadedModel, load
 from kvbench.modelspec import ModelSpec, model_identity
 from kvbench.plan import Variant
-from kvbench.speed import Lengths, _Peak, measured_speed
+from kvbench.speed import _Peak, measured_speed
+from kvbench.speed_record import Lengths
 
 PUBLISHED = [path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom"]
 

@@ -1,4 +1,13 @@
-"""What a prefill looks like inside, layer by layer: the papers' observations on any model."""
+"""What is measured instead of answers: a prefill layer by layer, speed, or the task classifier."""
 
-ANALYSES = ("sparsity", "similarity", "overlap", "kept", "attention")
+FIGURES = ("sparsity", "similarity", "overlap", "kept", "attention")
+"""What a prefill looks like inside: the papers' observations on any model."""
+
+SPEED = "speed"
+"""`kvbench bench speed`, kept in the run folder."""
+
+CLASSIFIER = "classifier"
+"""`kvbench train-classifier`, into the run folder."""
+
+ANALYSES = (*FIGURES, SPEED, CLASSIFIER)
 """Values of the setting `analysis`."""

@@ -1,6 +1,7 @@
-"""Runs an analysis over a plan's samples: prompt, prefill, compress, measure, draw.
+"""Runs an analysis: over a plan's samples prompt, prefill, compress, measure, draw.
 
-The road of a run up to the caches; instead of answers there are figures and their numbers.
+The road of a run up to the caches; instead of answers there are figures and their numbers. Speed
+and the task classifier, which need no samples' caches, are measured where they are at home.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from pathlib import Path
 
 import torch
 
+from kvbench.analysis import CLASSIFIER, SPEED
 from kvbench.analysis.draw import write_figure, write_numbers
 from kvbench.analysis.measures import mean_of
 from kvbench.analysis.panels import BY_NAME, Analysis, Panel
+from kvbench.bench import record_speed
 from kvbench.capture import capture
 from kvbench.classifier import task_types
 from kvbench.data import open_source
@@ -25,17 +28,27 @@ from kvbench.model import LoadedModel, load
 from kvbench.plan import BASELINE, Plan, Variant
 from kvbench.run import prompt_of, split_prompt
 from kvbench.tasks.task import Sample
+from kvbench.train_classifier import train_planned
 
 
 def analyse(plan: Plan) -> list[Path]:
-    """Measure every sample of a plan and write the mean as figures and numbers.
+    """Measure what a plan's analysis names, and leave it in the plan's folder.
 
     Returns:
-        The files written to the plan's folder, named after the analysis.
+        The files written.
 
     Raises:
         UserError: data, model or folder cannot be used.
     """
+    if plan.analysis == SPEED:
+        return [record_speed(plan)]
+    if plan.analysis == CLASSIFIER:
+        return [train_planned(plan)]
+    return _figures(plan)
+
+
+def _figures(plan: Plan) -> list[Path]:
+    """Measure every sample and write the means, as figures and numbers named after the analysis."""
     assert plan.analysis is not None
     analysis = BY_NAME[plan.analysis]
     # FullKV keeps everything everywhere.

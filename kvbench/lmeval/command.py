@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from kvbench.catalog import named_experiment
 from kvbench.errors import UserError
 from kvbench.overrides import quoted
 from kvbench.plan import Plan
@@ -95,7 +96,7 @@ def own_words(words: Sequence[str]) -> list[str]:
         if name in _OWN_WORDS and equals:
             word = f"{_OWN_WORDS[name]}={quoted(value)}"
         spelt.append(word)
-    if not any(word.startswith("out=") for word in spelt):
+    if "out" not in named_experiment(words) and not any(w.startswith("out=") for w in spelt):
         spelt.insert(0, "out='results/runs/${model.name}-lm-eval'")  # before Hydra's flags
     return spelt
 

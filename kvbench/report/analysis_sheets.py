@@ -1,4 +1,4 @@
-"""What an analysis left in a run folder, as tables: one line for each layer."""
+"""What an analysis left in a run folder, as tables."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ import csv
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kvbench.analysis import ANALYSES
+from kvbench.analysis import FIGURES
+from kvbench.report.paper_classifier import classifier_sheet, tested_classifier
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
+from kvbench.report.speed_sheet import speed_runs, speed_sheet
 
 _Values = Mapping[str, Mapping[int, str]]
 """Row or line -> column -> value."""
@@ -18,8 +20,10 @@ def analysis_sheets(folder: Path) -> list[Sheet]:
 
     Lines are printed in full. Maps are left to the figure, whose name is given.
     """
-    found = []
-    for name in ANALYSES:
+    found = [speed_sheet(run) for run in speed_runs(folder)]
+    if (classifier := tested_classifier(folder)) is not None:
+        found.append(classifier_sheet(classifier))
+    for name in FIGURES:
         path = folder / f"{name}.csv"
         if path.is_file():
             found += _sheets(name, _panels(path), folder)

@@ -19,6 +19,7 @@ def notes(table: Table) -> list[str]:
     if table.headers[-1]["data"]["setting"] == "sample":
         lines.append("This is kvbench's own sample suite, NOT LongBench: compare its rows only.")
     lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
+    lines += [f"{task} is {main}; other metrics follow." for task, main in _main_metrics(table)]
     lines += _missing(table)
     lines += [_failures(row) for row in table.rows if row.errors]
     one_token = [task.name for task in table.tasks if task.one_token_answers]
@@ -77,6 +78,13 @@ def summary_of_missing(table: Table, row: Row) -> str:
     whole = [t.name for t, n in lacking if n == t.samples]
     parts = [f"{n} of {t.samples} in {t.name}" for t, n in lacking if n < t.samples]
     return "; ".join(([f"all of {', '.join(whole)}"] if whole else []) + parts)
+
+
+def _main_metrics(table: Table) -> list[tuple[str, str]]:
+    """Task and main metric, where the table has columns of others too."""
+    if is_needle(table):
+        return []
+    return [(task, names[0]) for task, names in table.metrics.items() if len(names) > 1]
 
 
 def _missing(table: Table) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from kvbench.report.compare import difference
 from kvbench.report.needle import is_needle, needle_columns
-from kvbench.report.tables import Row, Table, TaskColumn
+from kvbench.report.tables import Row, Table, TaskColumn, metric_name
 
 FULL_AVERAGE = 16
 """Tasks of the papers' AVG; over another number the column says over how many."""
@@ -61,15 +61,20 @@ def columns_of(table: Table, per_task: bool) -> list[Column]:
     """Return the score columns: tasks or groups, then AVG; accuracies of a needle run."""
     if is_needle(table):
         return [_accuracy_column(table, *column) for column in needle_columns(table)]
-    if per_task:
-        columns = [_task_column(table, task) for task in table.tasks]
-    else:
-        columns = [_mean_column(table, g, short_name(g), g) for g in table.groups]
+    columns: list[Column] = []
+    for name in [task.name for task in table.tasks] if per_task else table.groups:
+        tasks = [task for task in table.tasks if name in (task.name if per_task else task.group,)]
+        if per_task:
+            columns.append(_task_column(table, tasks[0]))
+        else:
+            columns.append(_mean_column(table, name, short_name(name), tasks))
+        columns += _other_metrics(table, name, tasks)
     count = len(table.tasks)
     names = ("AVG", "AVG")
     if count != FULL_AVERAGE:
-        names = (f"AVG of {count} tasks", f"AVG of\n{count} tasks")
-    return [*columns, _mean_column(table, *names, group=None)]
+        counted = f"{count} task" + "s" * (count != 1)
+        names = (f"AVG of {counted}", f"AVG of\n{counted}")
+    return [*columns, _mean_column(table, *names, table.tasks)]
 
 
 def best_rows(table: Table, column: Column) -> dict[int, bool]:
@@ -114,9 +119,21 @@ def _task_column(table: Table, task: TaskColumn) -> Column:
     return Column(task.name, short_name(task.name), (task,), values, lacking)
 
 
-def _mean_column(table: Table, name: str, short: str, group: str | None) -> Column:
-    values = tuple(table.mean_score(row, group) for row in table.rows)
-    return Column(name, short, table.tasks_of(group), values, (False,) * len(table.rows))
+def _mean_column(table: Table, name: str, short: str, tasks: Sequence[TaskColumn]) -> Column:
+    values = tuple(table.mean_of(row, tasks) for row in table.rows)
+    return Column(name, short, tuple(tasks), values, (False,) * len(table.rows))
+
+
+def _other_metrics(table: Table, name: str, tasks: Sequence[TaskColumn]) -> Iterator[Column]:
+    """A column for each metric, beside the main one, that all these tasks have."""
+    shared = [table.metrics.get(task.name, ())[1:] for task in tasks]
+    for metric in shared[0]:
+        if all(metric in metrics for metrics in shared):
+            wanted = {metric_name(task.name, metric) for task in tasks}
+            columns = [column for column in table.other_metrics if column.name in wanted]
+            # Of `exact_match,flexible-extract` the filter tells it from the main metric.
+            short = f"{short_name(name)}\n{metric.rpartition(',')[2]}".replace("-", "-\n")
+            yield _mean_column(table, metric_name(name, metric), short, columns)
 
 
 def _rivals(table: Table, column: Column, budget: str) -> dict[int, float]:

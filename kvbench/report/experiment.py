@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.analysis import CLASSIFIER, SPEED
 from kvbench.catalog import check_choice, choices
 from kvbench.errors import UserError
 from kvbench.report.look import Look
-from kvbench.report.paper import Beside, paper_csv, paper_sheets
-from kvbench.report.published import published_table
+from kvbench.report.paper import Beside, Numbers, paper_csv, paper_sheets
+from kvbench.report.paper_classifier import ClassifierNumbers, tested_classifier
+from kvbench.report.paper_scores import ScoreNumbers
+from kvbench.report.paper_speed import SpeedNumbers
 from kvbench.report.render import drawn, report
+from kvbench.report.speed_sheet import speed_card, speed_runs
 from kvbench.report.tables import tables_of
 
 
@@ -31,13 +35,28 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
         raise UserError(f"experiment={name} names no run folder: give out=FOLDER as well")
     if not Path(folder).is_dir():
         raise UserError(f"{folder} is no folder: make it with `kvbench run experiment={name}`")
-    beside = _beside(config.get("experiment"))
+    beside = Beside.of(config.get("experiment"))
     if beside is None or look.form == "html":
         return report(Path(folder), look)
-    tables = tables_of(Path(folder))
+    numbers = _numbers(config.get("analysis"), Path(folder))
     if look.form == "csv":
-        return paper_csv(tables, beside)
-    return drawn(paper_sheets(tables, beside), look)
+        return paper_csv(beside, numbers)
+    return drawn(paper_sheets(beside, numbers), look)
+
+
+def _numbers(analysis: str | None, folder: Path) -> Numbers:
+    """What an experiment left in its folder.
+
+    Raises:
+        UserError: nothing of the kind is there.
+    """
+    if analysis == SPEED and (runs := speed_runs(folder)):
+        return SpeedNumbers(runs, speed_card(runs[-1]))
+    if analysis == CLASSIFIER and (classifier := tested_classifier(folder)) is not None:
+        return ClassifierNumbers(classifier)
+    if analysis is not None:
+        raise UserError(f"{folder} holds no {analysis}: make it with `kvbench run`")
+    return ScoreNumbers(tables_of(folder))
 
 
 def _named(words: Sequence[str]) -> tuple[str, str | None]:
@@ -49,11 +68,3 @@ def _named(words: Sequence[str]) -> tuple[str, str | None]:
         found[key] = value
     check_choice("experiment", found["experiment"])
     return found["experiment"], found["out"] or None
-
-
-def _beside(node: dict[str, object] | None) -> Beside | None:
-    if node is None:
-        return None
-    rows = node["rows"]
-    assert isinstance(rows, dict)
-    return Beside(published_table(str(node["published"])), rows)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.errors import UserError
 from kvbench.report.analysis_sheets import analysis_sheets
 from kvbench.report.heatmap import needle_figures
 from kvbench.report.latex import latex
@@ -14,7 +15,7 @@ from kvbench.report.paper_shape import published_sheets
 from kvbench.report.published import published_csv, published_table
 from kvbench.report.score_sheets import sheets_of
 from kvbench.report.sheet import Sheet
-from kvbench.report.table_csv import table_csv
+from kvbench.report.table_csv import sheet_csv, table_csv
 from kvbench.report.tables import tables_of
 from kvbench.report.terminal import terminal
 
@@ -23,11 +24,14 @@ def report(folder: Path, look: Look) -> str:
     """Return the tables of a run folder as text.
 
     Raises:
-        UserError: the folder holds no records, or no row has the label of the reference.
+        UserError: the folder holds no records, no row has the label of the reference, or what is
+            there has no such form.
     """
     analyses = analysis_sheets(folder)
-    if analyses and look.form not in ("csv", "html"):
-        return drawn(analyses, look)
+    if analyses and look.form == "html":
+        raise UserError(f"{folder} holds an analysis, which has no page: give another --format")
+    if analyses:
+        return sheet_csv(analyses) if look.form == "csv" else drawn(analyses, look)
     tables = tables_of(folder)
     if look.form == "csv":
         return table_csv(tables, look)

@@ -1,12 +1,14 @@
-"""Measured speeds as a table."""
+"""Measured speeds as tables."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
-from kvbench.memory import shown_bytes
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
-from kvbench.speed import Lengths, Speed
+from kvbench.sizes import shown_bytes
+from kvbench.speed_record import Lengths, Speed, SpeedRun, recorded_speeds
 
 _HEADINGS = (
     Heading("method"),
@@ -20,24 +22,44 @@ _HEADINGS = (
 )
 
 
-def speed_sheet(
-    speeds: Sequence[Speed], lengths: Lengths, model: str, machine: Sequence[str]
-) -> Sheet:
-    """Return one row a variant.
+def speed_runs(folder: Path) -> list[SpeedRun]:
+    """Read what `analysis=speed` left in a run folder, oldest first.
 
-    Args:
-        speeds: as measured.
-        lengths: what was measured.
-        model: name and what its weights are.
-        machine: what the numbers are worthless without: device, threads, versions.
+    Of runs of the same model, lengths and machine there is one, with each variant's newest numbers.
     """
-    rows = tuple(SheetRow(cells(*_texts(speed, lengths))) for speed in speeds)
+    found: list[SpeedRun] = []
+    for run in recorded_speeds(folder):
+        same = [i for i, other in enumerate(found) if _conditions(other) == _conditions(run)]
+        if not same:
+            found.append(run)
+            continue
+        speeds = {speed.label: speed for speed in (*found[same[0]].speeds, *run.speeds)}
+        found[same[0]] = replace(run, speeds=tuple(speeds.values()))
+    return found
+
+
+def _conditions(run: SpeedRun) -> tuple[Any, ...]:
+    return run.model, run.weights, run.lengths, run.machine, run.versions
+
+
+def speed_sheet(run: SpeedRun) -> Sheet:
+    """Return one row a variant."""
+    lengths = run.lengths
+    rows = tuple(SheetRow(cells(*_texts(speed, lengths))) for speed in run.speeds)
     notes = (
         f"{lengths.context} prompt tokens, {lengths.generate} generated, batch 1; medians of"
         f" {lengths.repeats} rounds after one to warm up.",
         "Decoding is timed from the second token on: the first comes from the prefill.",
     )
-    return Sheet(f"Speed of {model}", _HEADINGS, rows, notes=notes, card=tuple(machine))
+    title = f"Speed of {run.model} ({run.weights})"
+    return Sheet(title, _HEADINGS, rows, notes=notes, card=speed_card(run))
+
+
+def speed_card(run: SpeedRun) -> tuple[str, ...]:
+    """Machine and versions of a measurement."""
+    machine = [f"{name} {value}" for name, value in run.machine.items() if value is not None]
+    versions = [f"{name} {run.versions[name]}" for name in ("kvbench", "torch", "transformers")]
+    return ", ".join(machine), ", ".join(versions)
 
 
 def _texts(speed: Speed, lengths: Lengths) -> list[str]:

@@ -10,6 +10,7 @@ from kvbench.report.card import summary_of_missing
 from kvbench.report.columns import columns_of
 from kvbench.report.compare import comparison, score_interval
 from kvbench.report.look import RATIOS, Look
+from kvbench.report.sheet import Sheet
 from kvbench.report.tables import Table
 from kvbench.stats import Interval
 
@@ -22,6 +23,19 @@ def table_csv(tables: Sequence[Table], look: Look) -> str:
     writer = csv.DictWriter(out, names, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows(lines)
+    return out.getvalue()
+
+
+def sheet_csv(sheets: Sequence[Sheet]) -> str:
+    """Write the rows of sheets as they are printed, each sheet's title in the first column."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    headings = None
+    for sheet in sheets:
+        if sheet.headings != headings:
+            headings = sheet.headings
+            writer.writerow(["table", *(heading.name for heading in headings)])
+        writer.writerows([sheet.title, *(cell.text for cell in row.cells)] for row in sheet.rows)
     return out.getvalue()
 
 
@@ -48,7 +62,7 @@ def _lines(table: Table, look: Look) -> list[dict[str, str]]:
             interval = None if value is None else score_interval(row, column.tasks)
             line |= _ends(column.name, interval)
         line |= differences.get(row.label, {})
-        line["samples"] = str(sum(len(values) for values in row.scores.values()))
+        line["samples"] = str(sum(len(row.scores.get(t.name, ())) for t in table.tasks))
         line["missing"] = summary_of_missing(table, row)
         lines.append(line)
     return lines

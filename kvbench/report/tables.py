@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
@@ -50,7 +50,8 @@ class Row:
     budget: str
     """As the user writes it; of the baseline: 1."""
     scores: Mapping[str, Mapping[str, float]]
-    """Task -> sample -> score in [0, 1], of the samples done."""
+    """Task -> sample -> score in [0, 1], of the samples done; a task's other metrics have names of
+    their own (`metric_name`)."""
     records: tuple[Record, ...]
     """The successful ones."""
     errors: tuple[Record, ...]
@@ -93,6 +94,25 @@ class Table:
             g for g in present if g not in GROUPS
         )
 
+    @cached_property
+    def metrics(self) -> Mapping[str, tuple[str, ...]]:
+        """Task -> its metrics, the main one first."""
+        found: dict[str, dict[str, None]] = {}
+        for record in (r for row in self.rows for r in row.records if r.metric):
+            found.setdefault(record.task, {str(record.metric): None}).update(
+                dict.fromkeys(record.scores)
+            )
+        return {task: tuple(names) for task, names in found.items()}
+
+    @cached_property
+    def other_metrics(self) -> tuple[TaskColumn, ...]:
+        """A column for each metric of a task beside its main one."""
+        return tuple(
+            replace(task, name=metric_name(task.name, metric))
+            for task in self.tasks
+            for metric in self.metrics.get(task.name, ())[1:]
+        )
+
     def tasks_of(self, group: str | None) -> tuple[TaskColumn, ...]:
         """The tasks of a group; None: all."""
         return tuple(task for task in self.tasks if group in (None, task.group))
@@ -104,7 +124,10 @@ class Table:
 
     def mean_score(self, row: Row, group: str | None = None) -> float | None:
         """Mean of the task scores of a group, or of all tasks; None unless each is complete."""
-        tasks = self.tasks_of(group)
+        return self.mean_of(row, self.tasks_of(group))
+
+    def mean_of(self, row: Row, tasks: Sequence[TaskColumn]) -> float | None:
+        """Mean of some tasks' scores; None unless each is complete."""
         if any(self.missing(row, task) for task in tasks):
             return None
         scores = [self.task_score(row, task) for task in tasks]
@@ -113,6 +136,11 @@ class Table:
     def missing(self, row: Row, task: TaskColumn) -> int:
         """Samples of a task that a row has not scored."""
         return max(0, task.samples - len(row.scores.get(task.name, ())))
+
+
+def metric_name(task: str, metric: str) -> str:
+    """Name of the scores of a metric that is not its task's main one."""
+    return f"{task} {metric}"
 
 
 def newest_run(runs: Path) -> Path:
@@ -194,8 +222,13 @@ def _row(variant: Mapping[str, Any], records: Sequence[Record]) -> Row:
     done = tuple(_newest_of_each_sample(r for r in records if r.error is None))
     scores: dict[str, dict[str, float]] = {}
     for record in done:
-        if record.score is not None:
-            scores.setdefault(record.task, {})[record.sample] = record.score
+        if record.score is None:
+            continue
+        scores.setdefault(record.task, {})[record.sample] = record.score
+        for metric, value in record.scores.items():
+            if metric != record.metric:
+                named = metric_name(record.task, metric)
+                scores.setdefault(named, {})[record.sample] = value
     succeeded = {(r.task, r.sample) for r in done}
     return Row(
         label=variant["label"],

@@ -1,0 +1,87 @@
+"""What is kept of measured speeds: one line of a run folder for each measurement.
+
+Knows nothing of models or tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from kvbench.record import Writer, lines_of_kind
+
+_KIND = "speed"
+_BASELINE = "fullkv"
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """What is measured."""
+
+    context: int
+    """Prompt tokens."""
+    generate: int
+    """Generated tokens, at least two: the first comes from the prefill."""
+    repeats: int
+    """Rounds that are counted."""
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Medians of one variant."""
+
+    label: str
+    method: str
+    """File stem in conf/method."""
+    budget: str
+    """As the user writes it; of the baseline: 1."""
+    prefill_s: float
+    compress_s: float
+    """The search for the budget included."""
+    decode_s: float
+    """From the second token on."""
+    cache_bytes: int
+    """What the compressed prompt holds: the memory that persists."""
+    native_bytes: int
+    """The full cache of the same prompt."""
+    peak_bytes: int | None
+    """Most memory above the model's own, over prefill, compression and decoding; None where the
+    system does not tell."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether no budget counts."""
+        return self.method == _BASELINE
+
+    @property
+    def series(self) -> str:
+        """The label without its budget."""
+        return self.label.replace(f"@{self.budget}", "", 1)
+
+
+@dataclass(frozen=True)
+class SpeedRun:
+    """The variants of one model, measured on one machine."""
+
+    model: str
+    weights: str
+    """Where they are from; or `random weights`."""
+    lengths: Lengths
+    speeds: tuple[Speed, ...]
+    machine: Mapping[str, Any]
+    """Device, threads, memory, ..., without which the numbers are worthless."""
+    versions: Mapping[str, Any]
+
+    def write(self, writer: Writer) -> None:
+        """Append it to a shard; it is on disk when this returns."""
+        writer.append_line(_KIND, asdict(self))
+
+
+def recorded_speeds(folder: Path) -> Iterator[SpeedRun]:
+    """Yield the measurements that a run folder holds, oldest first."""
+    for line in lines_of_kind(folder, _KIND):
+        values = {name: line[name] for name in SpeedRun.__dataclass_fields__}
+        speeds = tuple(Speed(**speed) for speed in line["speeds"])
+        yield SpeedRun(**{**values, "lengths": Lengths(**line["lengths"]), "speeds": speeds})
