@@ -314,3 +314,38 @@ def test_a_broken_classifier_is_refused_in_one_line(tmp_path, manifest, weights)
 def test_a_method_refuses_a_folder_without_a_classifier_when_it_is_made(tmp_path):
     with pytest.raises(UserError, match=r"method\.classifier=.*holds no trained classifier: give"):
         WindowKV(classifier=str(tmp_path))
+
+
+def test_the_papers_table_is_one_run_and_one_report(tmp_path, monkeypatch):
+    pytest.importorskip("sklearn")
+    monkeypatch.chdir(tmp_path)
+    preset = "experiment=windowkv/table4"
+    run = ["run", preset, "model=tiny-random", "classifier.encoder=null"]
+    done = CliRunner().invoke(app, run)
+    assert done.exit_code == 0, done.output
+    folder = "results/runs/windowkv-table4"
+    WindowKV(classifier=folder)
+    held_out = json.loads((tmp_path / folder / MANIFEST).read_text())["held_out"]
+    report = CliRunner().invoke(app, ["report", preset]).stdout
+    for name, published in (("accuracy", "92.69"), ("recall", "95.19"), ("f1", "94.75")):
+        difference = 100 * held_out[name] - float(published)
+        for text in (f"{100 * held_out[name]:.2f}", published, f"{difference:+.2f}†"):
+            assert text in report
+    assert "other encoder (ours TF-IDF, published bert-base-cased)" in report
+    assert "TF-IDF" in CliRunner().invoke(app, ["report", folder]).stdout
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("classifier.epochs=0", "epochs 0 is out of range"),
+        ("classifier.epocs=1", "epocs"),
+        ("shards=2", "shards=2: analysis=classifier is one job"),
+    ],
+)
+def test_a_wrong_word_of_the_papers_table_is_one_line(tmp_path, monkeypatch, word, said):
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(app, ["run", "experiment=windowkv/table4", word])
+    assert done.exit_code == 2
+    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert not (tmp_path / "results").exists()

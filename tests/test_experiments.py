@@ -21,6 +21,7 @@ from kvbench.plan import Plan
 from kvbench.planning import plan_from_config
 from kvbench.record import read_shards
 from kvbench.report.paper import Beside, paper_csv, paper_sheets
+from kvbench.report.paper_figure import FigureSpec
 from kvbench.report.paper_scores import ScoreNumbers
 from kvbench.report.published import published_table
 from kvbench.report.tables import Table, tables_of
@@ -35,6 +36,11 @@ EXPERIMENTS = {
 SPEEDS = [n for n, choice in EXPERIMENTS.items() if choice.config.get("analysis") == "speed"]
 CLASSIFIERS = ["windowkv/table4"]
 MODELS = {choice.name for choice in choices("model")}
+
+
+def is_figure(choice: Choice) -> bool:
+    """Whether our scores are drawn as a paper's figure."""
+    return "figure" in choice.config.get("experiment", {})
 
 
 @pytest.fixture
@@ -124,6 +130,19 @@ def test_every_printed_number_has_a_row_of_ours(
         line for line in lines if line["model"] in models and line["task"] != "cache_memory_MB"
     ]
     assert wanted and all(line["ours"] in ("50.00", "0.500") for line in wanted)
+
+
+@pytest.mark.usefixtures("composing")
+@pytest.mark.parametrize("name", [c.name for c in choices("experiment") if is_figure(c)])
+def test_every_point_of_a_figure_is_a_row_that_its_preset_runs(name: str) -> None:
+    (choice,) = (c for c in choices("experiment") if c.name == name)
+    spec = FigureSpec.of(choice.config["experiment"])
+    assert spec is not None
+    plan = plans_of(choice)[0]
+    run = {v.label.replace(f"@{v.budget}", "", 1) for v in plan.variants}
+    drawn = {row for places in spec.series.values() for rows in places.values() for row in rows}
+    assert drawn | set(spec.over) <= run
+    assert run - {"fullkv"} <= drawn | set(spec.over)
 
 
 @pytest.mark.usefixtures("composing")

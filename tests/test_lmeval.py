@@ -353,6 +353,23 @@ def test_samples_of_gsm8k_and_xsum_run_end_to_end_and_are_reported(elsewhere, mo
     assert "on lm-evaluation-harness" in report.stdout and "kvcrush@256" in report.stdout
 
 
+@pytest.mark.slow
+def test_a_papers_table_is_run_by_the_command_of_every_preset_and_reported_by_metric(
+    elsewhere, monkeypatch
+):
+    words = ["experiment=kvcrush/table2", *TINY, "data=sample", "limit=1", "baseline=false"]
+    run = CliRunner().invoke(app, ["run", *words])
+    assert run.exit_code == 0, run.output
+    found = records_of("results/runs/kvcrush-table2")
+    assert {r.suite for r in found} == {"lm-eval"} and len(found) == 8
+    paper = CliRunner().invoke(app, ["report", "experiment=kvcrush/table2"]).stdout
+    for text in ("KVCrush/alternate", "76.2", "† cannot be compared: other model"):
+        assert text in paper
+    assert " - " not in paper.partition("In each cell")[0]
+    report = CliRunner().invoke(app, ["report", "--tasks", "--format", "csv"]).stdout
+    assert "gsm8k exact_match,flexible-extract" in report.splitlines()[0]
+
+
 def run_local(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Any:
     given = ["baseline=false", "out=run", *words, "--", "--include_path", str(folder), *flags]
     return cli(*given)

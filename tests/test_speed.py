@@ -16,8 +16,11 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.model import LoadedModel, load
 from kvbench.modelspec import ModelSpec, model_identity
 from kvbench.plan import Variant
+from kvbench.report.paper import Beside
+from kvbench.report.paper_speed import SpeedNumbers
+from kvbench.report.speed_sheet import speed_runs
 from kvbench.speed import _Peak, measured_speed
-from kvbench.speed_record import Lengths
+from kvbench.speed_record import Lengths, Speed, SpeedRun
 
 PUBLISHED = [path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom"]
 
@@ -79,6 +82,44 @@ def test_a_papers_speeds_stand_below_ours() -> None:
     ours, published = done.stdout.split("SpindleKV, Table 9")
     assert "spindlekv@0.4" in ours and "tiny-random" in ours
     assert "18.39" in published and "RTX 3090" in published
+
+
+def test_a_run_of_a_speed_table_is_kept_and_reported_beside_the_papers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["model=tiny-random", "speed.context=96", "speed.generate=3", "speed.repeats=1"]
+    for budget in ("0.4", "0.39"):
+        run = ["run", "experiment=spindlekv/table9", *words, f"budget={budget}"]
+        done = CliRunner().invoke(app, run)
+        assert done.exit_code == 0, done.output
+    (run_of_both,) = speed_runs(Path("results/runs/spindlekv-table9"))
+    assert [s.label for s in run_of_both.speeds] == ["fullkv", "spindlekv@0.4", "spindlekv@0.39"]
+    report = CliRunner().invoke(app, ["report", "experiment=spindlekv/table9"]).stdout
+    decoded = next(s for s in run_of_both.speeds if s.label == "spindlekv@0.4").decode_s
+    assert f"{2 / decoded:.2f}" in report and "18.39" in report
+    for obstacle in (
+        "other model (ours tiny-random",
+        "random weights",
+        "published RTX 3090",
+        "other lengths (ours 96 + 3 tokens, published 4096 + 1000)",
+    ):
+        assert obstacle in " ".join(report.split())
+    table = CliRunner().invoke(app, ["report", "results/runs/spindlekv-table9", "--format", "csv"])
+    assert len(table.stdout.splitlines()) == 1 + 3
+
+
+def test_throughput_is_all_tokens_over_all_time() -> None:
+    speed = Speed("windowkv@512", "windowkv", "512", 5.0, 1.0, 2.0, 1, 2, None)
+    lengths = Lengths(7950, 242, 10)
+    run = SpeedRun("llama3-8b-instruct", "w", lengths, (speed,), {"gpu": "NVIDIA A100 40G"}, {})
+    beside = Beside.of({"published": "windowkv/table2", "rows": {"WindowKV": ["windowkv"]}})
+    assert beside is not None
+    numbers = SpeedNumbers([run])
+    tokens, latency = (f for f in beside.published.figures if f.method == "WindowKV")
+    assert numbers.ours(tokens, beside, set()).value == pytest.approx(8192 / 8)
+    assert numbers.ours(latency, beside, set()).value == pytest.approx(1000 * 8 / 8192)
+    assert numbers.obstacles(tokens) == []
 
 
 @pytest.mark.parametrize(

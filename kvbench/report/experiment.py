@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from kvbench.analysis import CLASSIFIER, SPEED
@@ -11,6 +12,8 @@ from kvbench.errors import UserError
 from kvbench.report.look import Look
 from kvbench.report.paper import Beside, Numbers, paper_csv, paper_sheets
 from kvbench.report.paper_classifier import ClassifierNumbers, tested_classifier
+from kvbench.report.paper_drawing import draw
+from kvbench.report.paper_figure import FigureSpec, figure_csv, figure_sheets, parts
 from kvbench.report.paper_scores import ScoreNumbers
 from kvbench.report.paper_speed import SpeedNumbers
 from kvbench.report.render import drawn, report
@@ -35,6 +38,9 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
         raise UserError(f"experiment={name} names no run folder: give out=FOLDER as well")
     if not Path(folder).is_dir():
         raise UserError(f"{folder} is no folder: make it with `kvbench run experiment={name}`")
+    spec = FigureSpec.of(config.get("experiment"))
+    if spec is not None and look.form != "html":
+        return _figure_report(spec, Path(folder), name, look)
     beside = Beside.of(config.get("experiment"))
     if beside is None or look.form == "html":
         return report(Path(folder), look)
@@ -42,6 +48,25 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
     if look.form == "csv":
         return paper_csv(beside, numbers)
     return drawn(paper_sheets(beside, numbers), look)
+
+
+def _figure_report(spec: FigureSpec, folder: Path, name: str, look: Look) -> str:
+    """Draw a paper's figure into the run folder and return its points.
+
+    Raises:
+        UserError: the folder holds none of its rows.
+    """
+    tables = tables_of(folder)
+    found = parts(tables, spec)
+    if not found:
+        raise UserError(f"{folder} holds no row of experiment={name}: kvbench report {folder}")
+    if look.form == "csv":
+        return figure_csv(found, spec)
+    drawing = draw(found, spec, folder / "figures", name.partition("/")[2])
+    sheets = figure_sheets(found, tables, spec)
+    note = f"Drawn in {drawing[0].with_suffix('.svg')}, and as PNG and PDF."
+    sheets[-1] = replace(sheets[-1], notes=(*sheets[-1].notes, note))
+    return drawn(sheets, look)
 
 
 def _numbers(analysis: str | None, folder: Path) -> Numbers:
