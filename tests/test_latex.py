@@ -2,14 +2,25 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
+from handmade import header, records, write_shard
 
 from kvbench.report.latex import latex
+from kvbench.report.look import Look
+from kvbench.report.paper import Beside, paper_sheets
+from kvbench.report.paper_figure import FigureSpec, figure_sheets, parts
+from kvbench.report.paper_scores import ScoreNumbers
 from kvbench.report.paper_shape import published_sheets
-from kvbench.report.published import published_table
+from kvbench.report.published import published_tables
+from kvbench.report.score_sheets import sheets_of
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow
+from kvbench.report.tables import tables_of
+
+TABLES = published_tables()
 
 AWKWARD = Sheet(
     "50% of snapkv_kvf & others {x} ~ ^ \\ #1 $",
@@ -45,7 +56,7 @@ def test_signs_of_latex_are_escaped() -> None:
 def test_numbers_have_their_minus_bold_face_and_interval() -> None:
     text = latex([AWKWARD])
     assert r"m@0.2[a=1] & $-$3.00* & \textbf{4.00\textasciitilde{}} \\" in text
-    assert r" & \scriptsize -4..-2 &  \\" in text
+    assert r" & \tiny -4..-2 &  \\" in text
 
 
 def test_only_booktabs_is_needed() -> None:
@@ -55,14 +66,67 @@ def test_only_booktabs_is_needed() -> None:
         assert command not in text
 
 
+SCORES = {
+    "fullkv": {"qasper": [1.0, 0.5], "trec": [1.0, 0.0]},
+    "snapkv_kvf@0.2": {"qasper": [0.7, 0.5], "trec": [1.0, 0.0]},
+    "spindlekv@0.2[beta=0.1,heads=kv]": {"qasper": [0.8, 0.6], "trec": [0.0, 0.0]},
+}
+
+
+def score_sheets(folder: Path, look: Look) -> list[Sheet]:
+    head = header(labels=list(SCORES), tasks=["qasper", "trec"], samples=2)
+    write_shard(folder / "run", head, records(SCORES))
+    return sheets_of(tables_of(folder / "run")[0], look)
+
+
+def experiment_sheets(folder: Path, name: str) -> list[Sheet]:
+    """A paper's table in whose cells ours, published and difference stand."""
+    beside = Beside.of({"published": name, "rows": {"FullKV": ["fullkv"]}})
+    assert beside is not None
+    tasks = [t for t in dict.fromkeys(f.task for f in beside.published.figures) if t != "AVG"]
+    write_shard(
+        folder / "run",
+        header(labels=["fullkv"], tasks=tasks),
+        records({"fullkv": {task: [0.5] for task in tasks}}),
+    )
+    return paper_sheets(beside, ScoreNumbers(tables_of(folder / "run")))
+
+
+def a_figures_sheets(folder: Path) -> list[Sheet]:
+    write_shard(
+        folder / "run",
+        header(labels=list(SCORES), tasks=["qasper", "trec"], samples=2),
+        records(SCORES),
+    )
+    rows = {"25%": ["snapkv_kvf"], "75%": ["spindlekv[beta=0.1,heads=kv]"]}
+    spec = FigureSpec(title="Fig. 6", x="share", over=["fullkv"], series={"K & V": rows})
+    tables = tables_of(folder / "run")
+    return figure_sheets(parts(tables, spec), tables, spec)
+
+
+SHAPES: dict[str, Callable[[Path], list[Sheet]]] = {
+    "awkward": lambda _: [AWKWARD],
+    "scores": lambda folder: score_sheets(folder, Look()),
+    "tasks": lambda folder: score_sheets(folder, Look(per_task=True)),
+    "everything": lambda folder: score_sheets(
+        folder, Look(intervals=True, differences=True, ratios=True)
+    ),
+    "experiment": lambda folder: experiment_sheets(folder, "kvcrush/table3"),
+    "figure": a_figures_sheets,
+    **{name: partial(lambda table, _: published_sheets(table), t) for name, t in TABLES.items()},
+}
+
+
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
-def test_it_compiles(tmp_path: Path) -> None:
-    sheets = [AWKWARD, *published_sheets(published_table("windowkv/table1"))]
+@pytest.mark.parametrize("shape", SHAPES)
+def test_every_shape_of_table_compiles_with_booktabs_alone(shape: str, tmp_path: Path) -> None:
     source = (
         "\\documentclass{article}\n\\usepackage{booktabs}\n\\begin{document}\n"
-        f"{latex(sheets)}\n\\end{{document}}\n"
+        f"{latex(SHAPES[shape](tmp_path))}\n\\end{{document}}\n"
     )
     (tmp_path / "t.tex").write_text(source, encoding="utf-8")
     words = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "t.tex"]
-    subprocess.run(words, cwd=tmp_path, check=True, capture_output=True, timeout=120)
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stdout.decode(errors="replace")[-800:]
     assert (tmp_path / "t.pdf").stat().st_size > 1000
+    assert b"Missing character" not in done.stdout

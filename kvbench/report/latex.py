@@ -18,6 +18,10 @@ _SPECIAL = {
     "†": r"\dag{}",
     **{digit: f"$^{n}$" for n, digit in enumerate("¹²³⁴⁵⁶⁷⁸⁹", start=1)},
 }
+_NARROW = r"\footnotesize\setlength{\tabcolsep}{3pt}"
+_WIDE = r"\tiny\setlength{\tabcolsep}{1.3pt}"
+_MOST_NUMBERS = 10
+"""Columns of numbers that fit a text width of 345pt (`article`) in footnotesize."""
 _SIGNED = re.compile(r"^[+-]\d")
 
 
@@ -30,8 +34,9 @@ def _written(sheet: Sheet) -> str:
     numbers = len(sheet.headings) - sheet.labels
     lines = [
         r"\begin{table}",
-        r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+        rf"\centering{_WIDE if numbers > _MOST_NUMBERS else _NARROW}",
         rf"\caption{{{_escaped(sheet.title)}}}",
+        r"\makebox[\linewidth][c]{%  a wide table reaches into both margins",
         rf"\begin{{tabular}}{{{'l' * sheet.labels}{'r' * numbers}}}",
         r"\toprule",
         *_heading_lines(sheet.headings),
@@ -40,7 +45,7 @@ def _written(sheet: Sheet) -> str:
     for row in sheet.rows:
         lines += _row_lines(row)
         lines += [r"\midrule"] * row.ends_section
-    lines += [r"\bottomrule", r"\end{tabular}"]
+    lines += [r"\bottomrule", r"\end{tabular}}"]
     notes = [_escaped(note) for note in (*sheet.notes, *sheet.card)]
     if notes:
         lines += ["", r"\medskip\raggedright\scriptsize", " \\\\\n".join(notes)]
@@ -60,7 +65,7 @@ def _row_lines(row: SheetRow) -> list[str]:
         below = [part.split("\n") for part in (cell.below for cell in row.cells)]
         for i in range(max(map(len, below))):
             texts = [part[i] if i < len(part) else "" for part in below]
-            lines.append(_line([rf"\scriptsize {_escaped(t)}" if t else "" for t in texts]))
+            lines.append(_line([rf"\tiny {_escaped(t)}" if t else "" for t in texts]))
     return lines
 
 
