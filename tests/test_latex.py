@@ -29,7 +29,7 @@ AWKWARD = Sheet(
         SheetRow((Cell("fullkv"), Cell("1.00"), Cell("2.00")), ends_section=True),
         SheetRow((Cell("m@0.2[a=1]"), Cell("-3.00*", "-4..-2"), Cell("4.00~", bold=True))),
     ),
-    notes=("p <0.001 → 窗 ²",),
+    notes=("p <0.001 → 窗 ²", "*: a star", "[1] a bracket"),
 )
 
 
@@ -57,6 +57,10 @@ def test_numbers_have_their_minus_bold_face_and_interval() -> None:
     text = latex([AWKWARD])
     assert r"m@0.2[a=1] & $-$3.00* & \textbf{4.00\textasciitilde{}} \\" in text
     assert r" & \tiny -4..-2 &  \\" in text
+
+
+def test_signs_at_the_beginning_of_a_note_are_no_part_of_the_break_before_it() -> None:
+    assert "\\\\{}\n*: a star \\\\{}\n[1] a bracket" in latex([AWKWARD])
 
 
 def test_only_booktabs_is_needed() -> None:

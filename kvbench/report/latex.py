@@ -22,6 +22,8 @@ _NARROW = r"\footnotesize\setlength{\tabcolsep}{3pt}"
 _WIDE = r"\tiny\setlength{\tabcolsep}{1.3pt}"
 _MOST_NUMBERS = 10
 """Columns of numbers that fit a text width of 345pt (`article`) in footnotesize."""
+_NEW_LINE = " \\\\{}\n"
+"""Closed: a star or a bracket that follows would be taken for part of it."""
 _SIGNED = re.compile(r"^[+-]\d")
 
 
@@ -48,7 +50,7 @@ def _written(sheet: Sheet) -> str:
     lines += [r"\bottomrule", r"\end{tabular}}"]
     notes = [_escaped(note) for note in (*sheet.notes, *sheet.card)]
     if notes:
-        lines += ["", r"\medskip\raggedright\scriptsize", " \\\\\n".join(notes)]
+        lines += ["", r"\medskip\raggedright\scriptsize", _NEW_LINE.join(notes)]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 
 
