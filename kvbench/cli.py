@@ -181,7 +181,7 @@ def report(
 ) -> None:
     """Print the table of a run: methods x budgets, LongBench groups, measured ratios."""
     from kvbench.report import render
-    from kvbench.report.experiment import experiment_report
+    from kvbench.report.experiment import experiment_folder, experiment_report
     from kvbench.report.look import Look
     from kvbench.report.tables import newest_run
 
@@ -195,18 +195,20 @@ def report(
         samples=samples,
         coloured=output is None and sys.stdout.isatty() and "NO_COLOR" not in os.environ,
     )
+    folder = None
     if published is not None:
         text = render.published_report(published, look)
     elif words and any(word.startswith("experiment=") for word in words):
+        folder = experiment_folder(words)
         text = experiment_report(words, look)
     elif words and len(words) > 1:
         raise UserError(f"{len(words)} folders are given: one report reads one")
     else:
         folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
         text = render.report(folder, look)
-        if drawn := render.figure_files(folder):
-            said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
-            typer.echo(said, err=True)
+    if folder is not None and (drawn := render.figure_files(folder)):
+        said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
+        typer.echo(said, err=True)
     _deliver(text, output)
 
 

@@ -100,7 +100,11 @@ def test_a_preset_begins_with_its_source(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [n for n, c in EXPERIMENTS.items() if "experiment" in c.config and "analysis" not in c.config],
+    [
+        name
+        for name, choice in EXPERIMENTS.items()
+        if "published" in choice.config.get("experiment", {}) and "analysis" not in choice.config
+    ],
 )
 def test_every_printed_number_has_a_row_of_ours(
     name: str, planned: dict[str, list[Plan]], tmp_path: Path
@@ -313,11 +317,15 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
     shards = read_shards(folder)
     assert all(record.error is None for shard in shards for record in shard.records)
     report = cli("report", f"experiment={name}")
+    if "needle" in suites:
+        assert list(folder.glob("figures/*-heatmaps.png"))
     if name in SPEEDS + CLASSIFIERS:
         assert "† cannot be compared: other" in report
     elif not shards:
         assert list(folder.glob("*.svg")) and "Drawn in" in report
-    elif "experiment" in EXPERIMENTS[name].config:
+    elif "published" in EXPERIMENTS[name].config.get("experiment", {}):
         assert "† cannot be compared: other model" in report
+    elif is_figure(EXPERIMENTS[name]):
+        assert list(folder.glob("figures/figure*.png")) and "Drawn in" in report
     else:
         assert "fullkv" in report

@@ -14,6 +14,7 @@ from typer.testing import CliRunner, Result
 from kvbench.cli import app
 from kvbench.report.card import notes
 from kvbench.report.columns import best_rows, columns_of
+from kvbench.report.compare import score_interval
 from kvbench.report.tables import Table, newest_run, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
 
@@ -260,3 +261,31 @@ def test_rescoring_takes_another_code_similarity(tmp_path: Path) -> None:
         words = ["score", str(tmp_path), "--code-similarity", backend, "--json"]
         found[backend] = json.loads(CliRunner().invoke(app, words).stdout)["snapkv@0.2"]["lcc"]
     assert found == {"difflib": 41.0, "levenshtein": 45.0}
+
+
+def test_other_metrics_of_lm_eval_are_columns_and_no_part_of_the_mean(tmp_path: Path) -> None:
+    lines = records({"fullkv": {"qasper": [1.0, 0.0]}, "snapkv@0.2": {"qasper": [0.0, 0.0]}})
+    told = {"strict": 0.0, "flexible": 0.5}
+    lines = [replace(r, metric="strict", scores={**told, "strict": r.score}) for r in lines]
+    labels = ["fullkv", "snapkv@0.2"]
+    write_shard(tmp_path, header(labels, ["qasper"], 2, suite="lm-eval"), lines)
+    (table,) = tables_of(tmp_path)
+    columns = columns_of(table, per_task=True)
+    assert [(c.name, c.values) for c in columns] == [
+        ("qasper", (50.0, 0.0)),
+        ("qasper flexible", (50.0, 50.0)),
+        ("AVG of 1 task", (50.0, 0.0)),
+    ]
+    (other,) = columns[1].tasks
+    assert score_interval(table.rows[0], [other]) is not None
+    assert "qasper is strict; other metrics follow." in notes(table)
+
+
+def test_what_stands_beside_a_longbench_score_is_no_column(tmp_path: Path) -> None:
+    lines = records({"fullkv": {"qmsum": [0.5]}})
+    lines = [
+        replace(r, metric="rouge_l", scores={"rouge_l": 0.5, "rouge_failed": 0.0}) for r in lines
+    ]
+    write_shard(tmp_path, header(["fullkv"], ["qmsum"]), lines)
+    (table,) = tables_of(tmp_path)
+    assert [c.name for c in columns_of(table, per_task=True)] == ["qmsum", "AVG of 1 task"]

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from kvbench.analysis import CLASSIFIER, SPEED
 from kvbench.catalog import check_choice, choices
@@ -31,23 +32,37 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
     Raises:
         UserError: there is no such experiment, it was not run, or a word is neither of these.
     """
+    name, _ = _named(words)
+    folder, config = experiment_folder(words), _config(name)
+    spec = FigureSpec.of(config.get("experiment"))
+    if spec is not None and look.form != "html":
+        return _figure_report(spec, folder, name, look)
+    beside = Beside.of(config.get("experiment"))
+    if beside is None or look.form == "html":
+        return report(folder, look)
+    numbers = _numbers(config.get("analysis"), folder)
+    if look.form == "csv":
+        return paper_csv(beside, numbers)
+    return drawn(paper_sheets(beside, numbers), look)
+
+
+def experiment_folder(words: Sequence[str]) -> Path:
+    """Return the run folder of an experiment: the preset's, or what `out=` says.
+
+    Raises:
+        UserError: there is no such experiment, it was not run, or a word is neither of these.
+    """
     name, out = _named(words)
-    config = next(c.config for c in choices("experiment") if c.name == name)
-    folder = out or config.get("out")
+    folder = out or _config(name).get("out")
     if folder is None:
         raise UserError(f"experiment={name} names no run folder: give out=FOLDER as well")
     if not Path(folder).is_dir():
         raise UserError(f"{folder} is no folder: make it with `kvbench run experiment={name}`")
-    spec = FigureSpec.of(config.get("experiment"))
-    if spec is not None and look.form != "html":
-        return _figure_report(spec, Path(folder), name, look)
-    beside = Beside.of(config.get("experiment"))
-    if beside is None or look.form == "html":
-        return report(Path(folder), look)
-    numbers = _numbers(config.get("analysis"), Path(folder))
-    if look.form == "csv":
-        return paper_csv(beside, numbers)
-    return drawn(paper_sheets(beside, numbers), look)
+    return Path(folder)
+
+
+def _config(name: str) -> Mapping[str, Any]:
+    return next(c.config for c in choices("experiment") if c.name == name)
 
 
 def _figure_report(spec: FigureSpec, folder: Path, name: str, look: Look) -> str:

@@ -96,7 +96,12 @@ class Table:
 
     @cached_property
     def metrics(self) -> Mapping[str, tuple[str, ...]]:
-        """Task -> its metrics, the main one first."""
+        """Task -> its metrics, the main one first; none of a LongBench task, which has one.
+
+        What stands beside that, such as `rouge_failed`, is no score.
+        """
+        if self.headers[-1]["suite"] != "lm-eval":
+            return {}
         found: dict[str, dict[str, None]] = {}
         for record in (r for row in self.rows for r in row.records if r.metric):
             found.setdefault(record.task, {str(record.metric): None}).update(
