@@ -117,7 +117,7 @@ def run(
     if "lm_eval" in named_experiment(ctx.args):
         from kvbench.lmeval.command import run_lm_eval
 
-        return run_lm_eval(ctx.args)
+        return run_lm_eval(["data=sample", *ctx.args])  # as in every run, unless a word says more
     from kvbench.sweep import run_words
 
     run_words([*["retry_failed=true"] * retry_failed, *ctx.args])

@@ -281,7 +281,8 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
     except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
         reason = shorten(str(error), 200)
         raise UserError(
-            f"encoder {encoder} cannot be loaded ({reason}): give a folder, or none for TF-IDF"
+            f"encoder {encoder} cannot be loaded ({reason}): give a folder, or"
+            " classifier.encoder=null for TF-IDF"
         ) from error
     return network.to("cuda" if torch.cuda.is_available() else "cpu"), tokenizer
 

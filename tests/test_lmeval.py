@@ -357,7 +357,7 @@ def test_samples_of_gsm8k_and_xsum_run_end_to_end_and_are_reported(elsewhere, mo
 def test_a_papers_table_is_run_by_the_command_of_every_preset_and_reported_by_metric(
     elsewhere, monkeypatch
 ):
-    words = ["experiment=kvcrush/table2", *TINY, "data=sample", "limit=1", "baseline=false"]
+    words = ["experiment=kvcrush/table2", *TINY, "limit=1", "baseline=false"]
     run = CliRunner().invoke(app, ["run", *words])
     assert run.exit_code == 0, run.output
     found = records_of("results/runs/kvcrush-table2")
@@ -368,6 +368,19 @@ def test_a_papers_table_is_run_by_the_command_of_every_preset_and_reported_by_me
     assert " - " not in paper.partition("In each cell")[0]
     report = CliRunner().invoke(app, ["report", "--tasks", "--format", "csv"]).stdout
     assert "gsm8k exact_match,flexible-extract" in report.splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "columns"), [("figure6", ["gsm8k"]), ("figure8", ["xsum"])])
+def test_a_papers_figure_of_lm_evals_tasks_is_run_and_drawn(elsewhere, name, columns):
+    words = [f"experiment=kvcrush/{name}", *TINY, "limit=1"]
+    run = CliRunner().invoke(app, ["run", *words])
+    assert run.exit_code == 0, run.output
+    report = CliRunner().invoke(app, ["report", f"experiment=kvcrush/{name}"])
+    assert report.exit_code == 0, report.output
+    for text in ("budget 512", "budget 672", "25%", "75%", *columns):
+        assert text in report.stdout
+    assert Path(f"results/runs/kvcrush-{name}/figures/{name}.png").is_file()
 
 
 def run_local(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Any:
