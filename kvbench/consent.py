@@ -2,7 +2,8 @@
 
 Hydra builds launchers, sweepers, callbacks and log handlers from whatever a YAML names, and logging
 imports what a handler's `class`, `()` or `ext://` names. A file in `--config-dir` is somebody
-else's: it can neither name such code nor say `allow_targets=true` for its reader.
+else's: it can neither name such code, nor set what the shell, other programs or other files depend
+on, nor say `allow_targets=true` for its reader.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from omegaconf import DictConfig, ListConfig
+from hydra._internal.config_repository import IConfigRepository
+from hydra.core.override_parser.types import Override
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from kvbench.errors import UserError
@@ -24,9 +27,24 @@ _WORD = re.compile(r"\+{0,2}allow_targets=true", re.IGNORECASE)
 _BUILT = ("launcher", "sweeper", "callbacks", "hydra_logging", "job_logging")
 """What of the hydra node becomes objects."""
 
-_PLUGIN = re.compile(r"(hydra_plugins|hydra\._internal\.core_plugins)\.[\w.]+")
-_LOG_CLASS = re.compile(r"logging\.(handlers\.)?[A-Z]\w*")
+_SETTINGS = {
+    "launcher.setup": "lines of shell that Slurm runs",
+    "launcher.additional_parameters": "flags of sbatch, some of which name programs",
+    "launcher.address": "Ray trusts the cluster it joins",
+    "job.env_set": "PATH and its like say what programs run",
+    "output_subdir": "files are overwritten there",
+}
+"""What of the hydra node is plain values and could do harm, and how; a user's own word may."""
+
+_HARMLESS = {"launcher.address": ("auto", "local")}
+
+_PLUGIN = re.compile(
+    r"(hydra_plugins\.(kvbench|hydra_submitit_launcher)|hydra\._internal\.core_plugins)\.[\w.]+"
+)
+_LOG_CLASS = re.compile(r"logging\.(StreamHandler|NullHandler|Formatter)")  # none writes a file
 _STREAM = re.compile(r"ext://sys\.std(out|err)")
+_SWEPT_CONSENT = re.compile(r"[+~]*(allow_targets|hydra|launcher)\b")
+_PACKAGE = re.compile(r"pkg://(?!(kvbench|hydra)\b)")
 
 
 def consents(words: Sequence[str]) -> bool:
@@ -39,30 +57,71 @@ def checked_compositions() -> Iterator[None]:
     """Check every configuration that Hydra composes inside the block, before it builds from it."""
     # Hydra has no hook between composing and building: callbacks and logging come first.
     load = ConfigLoaderImpl.load_configuration
+    process_searchpath = ConfigLoaderImpl._process_config_searchpath
 
     @functools.wraps(load)
-    def checked(self: ConfigLoaderImpl, *args: Any, **kwargs: Any) -> DictConfig:
+    def checked(
+        self: ConfigLoaderImpl, config_name: str | None, overrides: list[str], *args: Any, **kw: Any
+    ) -> DictConfig:
         try:
-            config = load(self, *args, **kwargs)
+            config = load(self, config_name, overrides, *args, **kw)
         except (TypeError, ValueError) as error:  # such as Hydra's of model=null
             raise UserError(" ".join(str(error).split())) from error
         for plugin in ("launcher", "sweeper"):
             if not isinstance(config.hydra[plugin], DictConfig):
                 raise UserError(f"hydra.{plugin}={config.hydra[plugin]} is no node: leave it out")
-        overrides = config.hydra.overrides
-        if not consents([*overrides.task, *overrides.hydra]):
-            check_hydra_node(config.hydra)
+        recorded = OmegaConf.to_container(config.hydra.overrides)
+        assert isinstance(recorded, dict)
+        if sorted(recorded["hydra"] + recorded["task"]) != sorted(overrides):
+            raise UserError("hydra.overrides comes from a file: it is Hydra's record, leave it out")
+        if not consents(overrides):
+            check_hydra_node(config.hydra, overrides)
         return config
 
+    @functools.wraps(process_searchpath)
+    def checked_searchpath(
+        self: ConfigLoaderImpl,
+        config_name: str | None,
+        overrides: list[Override],
+        repo: IConfigRepository,
+    ) -> None:
+        if not consents([override.input_line or "" for override in overrides]):
+            _check_searchpath(config_name, overrides, repo)
+        process_searchpath(self, config_name, overrides, repo)  # type: ignore[arg-type]
+
     ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
+    ConfigLoaderImpl._process_config_searchpath = checked_searchpath  # type: ignore[method-assign]
     try:
         yield
     finally:
         ConfigLoaderImpl.load_configuration = load  # type: ignore[method-assign]
+        ConfigLoaderImpl._process_config_searchpath = process_searchpath  # type: ignore[method-assign]
 
 
-def check_hydra_node(hydra: DictConfig) -> None:
-    """Refuse foreign code in Hydra's own node.
+def _check_searchpath(
+    config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
+) -> None:
+    """Refuse packages to look for configuration in, which looking there would import."""
+    primary = repo.load_config(config_name) if config_name is not None else None
+    found: list[object] = [
+        override.value() for override in overrides if override.key_or_group == "hydra.searchpath"
+    ]
+    if primary is not None and isinstance(primary.config, DictConfig):
+        found.append(OmegaConf.select(primary.config, "hydra.searchpath"))
+    for paths in found:
+        if paths is not None and _PACKAGE.search(str(paths)):
+            raise UserError(
+                f"hydra.searchpath={paths} imports a package that is outside kvbench: give a"
+                " folder, or add allow_targets=true to the command line"
+            )
+
+
+def check_hydra_node(hydra: DictConfig, words: Sequence[str] = ()) -> None:
+    """Refuse foreign code in Hydra's own node, and harmful settings that no word gives.
+
+    Args:
+        hydra: the node.
+        words: of the command line.
 
     Raises:
         UserError: naming the key and its value.
@@ -75,20 +134,34 @@ def check_hydra_node(hydra: DictConfig) -> None:
                     f"{name}={value} is outside kvbench: add allow_targets=true to the command"
                     " line to run it"
                 )
+    keys = [word.lstrip("+").partition("=")[0] for word in words]
+    for setting, harm in _SETTINGS.items():
+        *nodes, last = setting.split(".")
+        parent = functools.reduce(lambda node, name: node[name], nodes, hydra)
+        if last not in parent:
+            continue
+        for path, value in _leaves(parent, last, ("hydra", *nodes, last)):
+            name = ".".join(path)
+            typed = any(f"{name}.".startswith(f"{key}.") for key in keys)
+            if not typed and value is not None and value not in _HARMLESS.get(setting, ()):
+                raise UserError(
+                    f"{name}={value} comes from a file ({harm}): give it on the command line, or"
+                    " add allow_targets=true there"
+                )
 
 
 def _is_own(path: tuple[str, ...], value: object) -> bool:
     """Whether a value of the hydra node runs nothing, or nothing but Hydra's and kvbench's code."""
     text = str(value)
     if path[:2] == ("sweeper", "params"):
-        return "allow_targets" not in path[-1]
+        return _SWEPT_CONSENT.match("".join(path[2:3])) is None
     if path in (("launcher", "_target_"), ("sweeper", "_target_")):
         return _PLUGIN.fullmatch(text) is not None
     if path[-1] == "class":
         return _LOG_CLASS.fullmatch(text) is not None
-    if path[:2] == ("launcher", "setup"):  # lines of shell, run by Slurm
-        return value is None
     if path[-1] in ("_target_", "()"):
+        return False
+    if path[0] == "launcher" and "\n" in text:  # a line of its own in the script that Slurm runs
         return False
     return not text.startswith("ext://") or _STREAM.fullmatch(text) is not None
 

@@ -492,7 +492,8 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
         pytest.param(
             ["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?", marks=pytest.mark.slow
         ),
-        (["tasks=./nowhere.yaml"], "no task ./nowhere.yaml"),
+        (["tasks=./nowhere.yaml", "allow_targets=true"], "no task ./nowhere.yaml"),
+        (["tasks=./nowhere.yaml"], "nowhere.yaml is a file, which can run code outside kvbench"),
         (["tasks=rolling"], "rolling cannot run under a compressed cache: rolling log-likelihood"),
         (["tasks=sampling"], "sampling asks for do_sample=True"),
         (["tasks=writing", "budget=2.5"], "budget 2.5 is out of range"),

@@ -50,7 +50,7 @@ def assert_refused(result: Result, marker: Path) -> None:
     assert result.exit_code == 2, result.output
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("kvbench: ")
-    assert "outside kvbench" in result.stderr or "pickle" in result.stderr
+    assert any(word in result.stderr for word in ("outside kvbench", "comes from a file", "pickle"))
     assert not marker.exists()
 
 
@@ -72,6 +72,11 @@ WORDS = [
     "+method.extra._target_=foreign.Foreign",
     "method._target_=foreign.Foreign",
     "method._target_=kvbench.methods.spindlekv.torch.load",
+    "+method.base._target_=foreign.Foreign",
+    "+method.evict={_target_:kvbench.methods.snapkv.SnapKV,base:{_target_:foreign.Foreign}}",
+    "+task._partial_={_target_:foreign.Foreign}",
+    "+task._args_=[{_target_:foreign.Foreign}]",
+    "hydra.searchpath=[pkg://foreign]",
     "--experimental-rerun=pickle.pkl",
     "--experimental-r",
 ]
@@ -92,10 +97,36 @@ EXPERIMENTS = {
         "defaults: [override /hydra/launcher: submitit_slurm]\n"
         "hydra: {launcher: {setup: [touch it-ran]}}"
     ),
+    "log file": (
+        "hydra: {hydra_logging: {root: {handlers: [x]}, handlers: {x: {class: logging.FileHandler,"
+        " filename: it-ran}}}}"
+    ),
+    "log formatter": "hydra: {job_logging: {formatters: {x: {class: foreign.Foreign}}}}",
+    "environment": "hydra: {job: {env_set: {PATH: theirs}}}",
+    "files elsewhere": "hydra: {output_subdir: ../.config}",
+    "Slurm's flags": (
+        "defaults: [override /hydra/launcher: submitit_slurm]\n"
+        "hydra: {launcher: {additional_parameters: {prolog: ./theirs}}}"
+    ),
+    "a line in Slurm's script": (
+        "defaults: [override /hydra/launcher: submitit_slurm]\n"
+        'hydra: {launcher: {comment: "a\\ntouch it-ran\\n"}}'
+    ),
+    "another's cluster": (
+        "defaults: [override /hydra/launcher: ray]\nhydra: {launcher: {address: theirs:6379}}"
+    ),
     "method": "method: {_target_: foreign.Foreign}",
+    "base": "method: {base: {_target_: foreign.Foreign}}",
     "own consent": "allow_targets: true\nmethod: {_target_: foreign.Foreign}",
     "swept consent": "hydra: {sweeper: {params: {allow_targets: 'true'}}}",
     "added consent": "hydra: {sweeper: {params: {++allow_targets: 'true'}}}",
+    "swept environment": "hydra: {sweeper: {params: {+hydra.job.env_set.PATH: theirs}}}",
+    "consent in the record of words": (
+        "method: {_target_: foreign.Foreign}\n"
+        "allow_targets: true\n"
+        "hydra: {overrides: {task: [allow_targets=true]},"
+        " callbacks: {x: {_target_: foreign.Foreign}}}"
+    ),
 }
 
 

@@ -18,9 +18,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
 from kvbench.catalog import named_experiment
+from kvbench.consent import consents
 from kvbench.errors import UserError
 from kvbench.overrides import quoted
-from kvbench.plan import Plan
 from kvbench.planning import plan_from_config
 from kvbench.sweep import run_words
 
@@ -74,8 +74,9 @@ def run_lm_eval(words: Sequence[str]) -> None:
     def job(config: DictConfig) -> Summary:
         from kvbench.lmeval.evaluation import evaluate
 
-        plan = plan_from_config(config, list(HydraConfig.get().overrides.task))
-        _check_plan(plan)
+        given = list(HydraConfig.get().overrides.task)
+        plan = plan_from_config(config, given)
+        _check_tasks(plan.config["lm_eval"]["tasks"], consents(given))
         return evaluate(plan, settings)
 
     run_words(own_words(words[:border]), job)
@@ -101,9 +102,24 @@ def own_words(words: Sequence[str]) -> list[str]:
     return spelt
 
 
-def _check_plan(plan: Plan) -> None:
-    if not plan.config["lm_eval"]["tasks"]:
+def _check_tasks(tasks: str | None, code_allowed: bool) -> None:
+    """Refuse a lack of tasks, and task files where no code may run.
+
+    A file's `!function` imports a module beside it, and its templates can reach any object.
+    """
+    if not tasks:
         raise UserError("no task is named: give tasks=gsm8k, or several with commas")
+    for name in filter(is_task_file, tasks.split(",")):
+        if not code_allowed:
+            raise UserError(
+                f"tasks={name} is a file, which can run code outside kvbench: add"
+                " allow_targets=true to the command line to run it"
+            )
+
+
+def is_task_file(name: str) -> bool:
+    """Whether what is named as a task is a YAML file."""
+    return name.endswith((".yaml", ".yml"))
 
 
 def _settings(flags: Sequence[str]) -> Any:

@@ -16,6 +16,7 @@ import datasets
 from lm_eval.tasks import TaskManager
 
 from kvbench.errors import UserError
+from kvbench.lmeval.command import is_task_file
 from kvbench.lmeval.requests import ROLLING_REFUSED, greedy_settings
 from kvbench.plan import Plan
 from kvbench.suggest import did_you_mean
@@ -45,7 +46,7 @@ def loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, A
     include = settings.include_path
     # Reading all of lm-eval's own task files takes seconds; kvbench's and the user's may do.
     manager = _manager(include, metadata, lm_evals_own=False)
-    if not all(_matches(manager, name) or _is_file_name(name) for name in wanted):
+    if not all(_matches(manager, name) or is_task_file(name) for name in wanted):
         manager = _manager(include, metadata, lm_evals_own=True)
     names: list[str] = []
     for name in wanted:
@@ -96,13 +97,9 @@ def _manager(include_path: str | None, metadata: str, lm_evals_own: bool) -> Tas
 
 def _matches(manager: TaskManager, name: str) -> list[str]:
     """The tasks that a name, a pattern or a file stands for."""
-    if _is_file_name(name):
+    if is_task_file(name):
         return [name] if Path(name).is_file() else []
     return list(manager.match_tasks([name]))
-
-
-def _is_file_name(name: str) -> bool:
-    return name.endswith((".yaml", ".yml"))
 
 
 def _with_data(names: Sequence[str], data: str) -> list[Any]:
