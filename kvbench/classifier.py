@@ -148,7 +148,9 @@ class EncoderClassifier(TaskClassifier):
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
         from kvbench.model import quiet_transformers
+        from kvbench.modelspec import checked_config
 
+        checked_config(folder / "config.json")
         local = {"local_files_only": True, "trust_remote_code": False}
         with quiet_transformers():
             network: Any = AutoModelForSequenceClassification.from_pretrained(
@@ -191,7 +193,7 @@ def _load(folder: str, digest: str) -> TaskClassifier:
     kinds = {TFIDF: TfidfClassifier.load, ENCODER: EncoderClassifier.load}
     try:
         return kinds[_manifest(folder)["kind"]](Path(folder).expanduser())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except Exception as error:  # neither we nor transformers check all that a folder holds
         reason = shorten(str(error), 200)
         raise UserError(f"classifier {folder} cannot be loaded ({reason}): train it again") from (
             error
@@ -207,7 +209,7 @@ def _manifest(folder: str) -> dict[str, str]:
         kind, digest = found["kind"], found["digest"]
     except OSError as error:
         raise UserError(f"{folder} holds no trained classifier: {remedy}") from error
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{folder} has a broken {MANIFEST}: {remedy}") from error
     if kind not in (TFIDF, ENCODER) or not isinstance(digest, str):
         raise UserError(f"{folder} has a broken {MANIFEST}: {remedy}")

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
-from hydra._internal.config_repository import IConfigRepository
+from hydra._internal.config_repository import CachingConfigRepository
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -83,14 +83,14 @@ def checked_compositions() -> Iterator[None]:
         self: ConfigLoaderImpl,
         config_name: str | None,
         overrides: list[Override],
-        repo: IConfigRepository,
+        repo: CachingConfigRepository,
     ) -> None:
         if not consents([override.input_line or "" for override in overrides]):
             _check_searchpath(config_name, overrides, repo)
-        process_searchpath(self, config_name, overrides, repo)  # type: ignore[arg-type]
+        process_searchpath(self, config_name, overrides, repo)
 
     ConfigLoaderImpl.load_configuration = checked  # type: ignore[method-assign]
-    ConfigLoaderImpl._process_config_searchpath = checked_searchpath  # type: ignore[method-assign]
+    ConfigLoaderImpl._process_config_searchpath = checked_searchpath  # type: ignore[method-assign, assignment]
     try:
         yield
     finally:
@@ -99,7 +99,7 @@ def checked_compositions() -> Iterator[None]:
 
 
 def _check_searchpath(
-    config_name: str | None, overrides: Sequence[Override], repo: IConfigRepository
+    config_name: str | None, overrides: Sequence[Override], repo: CachingConfigRepository
 ) -> None:
     """Refuse packages to look for configuration in, which looking there would import."""
     primary = repo.load_config(config_name) if config_name is not None else None

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import difflib
 import hashlib
+import lzma
 import re
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from io import BufferedReader, RawIOBase
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import IO, Any, cast
 
 from kvbench import jsonl
 from kvbench.errors import UserError
@@ -35,6 +38,15 @@ SAMPLES = Path(__file__).with_name("samples")
 RecordRule = Callable[[dict[str, Any], str], None]
 """(record, its place) -> raises UserError where the record is not fit for its task."""
 
+_BROKEN_MEMBER = (
+    OSError,
+    RuntimeError,  # encrypted, or a method that is not supported
+    EOFError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
@@ -47,17 +59,23 @@ class Source(ABC):
     """The commit of a hub repository, resolved; None for files."""
 
     @abstractmethod
-    def _files(self, task: str) -> list[bytes]:
-        """Return the content of the task's files."""
+    def _content(self, task: str) -> Iterator[bytes]:
+        """Yield the content of the task's files, of each as `sized_blocks` does."""
 
     def content_hash(self, tasks: Iterable[str]) -> str:
         """Blake2b over the bytes of the tasks' files, 32 hex digits; the order does not matter."""
         digest = hashlib.blake2b(digest_size=16)
         for task in sorted(set(tasks)):
-            for content in self._files(task):
-                digest.update(f"{task} {len(content)}\n".encode())
-                digest.update(content)
+            for block in self._content(task):
+                digest.update(block)
         return digest.hexdigest()
+
+
+def sized_blocks(task: str, size: int, file: IO[bytes]) -> Iterator[bytes]:
+    """Yield a line with a task and its file's size in bytes, then the file in blocks."""
+    yield f"{task} {size}\n".encode()
+    while block := file.read(2**20):
+        yield block
 
 
 class DataSource(Source):
@@ -107,15 +125,16 @@ class _JsonlSource(DataSource):
     """Files `<task>.jsonl`, by task."""
 
     @abstractmethod
-    def _read(self, task: str) -> tuple[str, bytes]:
-        """Return a task's file: its name for errors, and its bytes."""
+    def _opened(self, task: str) -> AbstractContextManager[tuple[str, int, IO[bytes]]]:
+        """Open a task's file: its name for errors, its size in bytes, its content."""
 
     def _rows(self, task: str) -> list[tuple[str, dict[str, Any]]]:
-        name, content = self._read(task)
-        return jsonl.parse_objects(content, name)
+        with self._opened(task) as (name, _, file):
+            return list(jsonl.parse_objects(file, name))
 
-    def _files(self, task: str) -> list[bytes]:
-        return [self._read(task)[1]]
+    def _content(self, task: str) -> Iterator[bytes]:
+        with self._opened(task) as (_, size, file):
+            yield from sized_blocks(task, size, file)
 
 
 class FolderSource(_JsonlSource):
@@ -127,10 +146,12 @@ class FolderSource(_JsonlSource):
         self.folder = inner if inner.is_dir() and not any(folder.glob("*.jsonl")) else folder
         self.description = description
 
-    def _read(self, task: str) -> tuple[str, bytes]:
+    @contextmanager
+    def _opened(self, task: str) -> Iterator[tuple[str, int, IO[bytes]]]:
         path = self.folder / f"{task}.jsonl"
         try:
-            return str(path), path.read_bytes()
+            with path.open("rb") as file:
+                yield str(path), path.stat().st_size, file
         except FileNotFoundError as error:
             present = sorted(p.stem for p in self.folder.glob("*.jsonl"))
             raise _missing(task, str(self.folder), present) from error
@@ -149,7 +170,7 @@ class ZipSource(_JsonlSource):
         self._members: dict[str, zipfile.ZipInfo] = {}
         for member in _zip_members(path):
             inside = PurePosixPath(member.filename.replace("\\", "/"))
-            if inside.is_absolute() or ".." in inside.parts or ":" in inside.parts[0]:
+            if inside.is_absolute() or ".." in inside.parts or ":" in "".join(inside.parts[:1]):
                 raise UserError(f"{path}: member {member.filename!r} leaves the archive: refused")
             if inside.suffix != ".jsonl" or inside.name.startswith("."):
                 continue
@@ -161,15 +182,16 @@ class ZipSource(_JsonlSource):
                 both = f"{other.filename!r} and {member.filename!r}"
                 raise UserError(f"{path} holds {both}: keep one file for each task")
 
-    def _read(self, task: str) -> tuple[str, bytes]:
+    @contextmanager
+    def _opened(self, task: str) -> Iterator[tuple[str, int, IO[bytes]]]:
         member = self._members.get(task)
         if member is None:
             raise _missing(task, str(self.path), sorted(self._members))
         name = f"{self.path}, {member.filename}"
         try:
-            with zipfile.ZipFile(self.path) as archive:
-                return name, archive.read(member)
-        except (OSError, RuntimeError, EOFError, zlib.error, zipfile.BadZipFile) as error:
+            with zipfile.ZipFile(self.path) as archive, archive.open(member) as file:
+                yield name, member.file_size, BufferedReader(cast(RawIOBase, file), 2**20)
+        except _BROKEN_MEMBER as error:
             raise UserError(f"{name} cannot be unpacked: {_first_line(error)}") from error
 
 
@@ -207,8 +229,10 @@ class ParquetSource(DataSource):
             rows += [(f"{name}, row {n}", record) for n, record in enumerate(records, start=1)]
         return rows
 
-    def _files(self, task: str) -> list[bytes]:
-        return [path.read_bytes() for _, path in self._paths(task)]
+    def _content(self, task: str) -> Iterator[bytes]:
+        for _, path in self._paths(task):
+            with path.open("rb") as file:
+                yield from sized_blocks(task, path.stat().st_size, file)
 
 
 def open_source(

@@ -7,44 +7,68 @@ change what is inside, and `str.splitlines` also splits at U+2028 and its like.
 from __future__ import annotations
 
 import json
-from typing import Any
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
 
 from kvbench.errors import UserError
 
+LONGEST_LINE = 2**26
+"""Bytes of a line beyond which it is foreign; LongBench's longest take some 500 KB."""
 
-def parse_objects(content: bytes, name: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return each line's JSON object with its place, such as `qasper.jsonl, line 3`.
 
-    Empty lines are skipped, and a byte order mark at the start.
+def objects_of_file(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield a file's objects as `parse_objects` does.
+
+    Raises:
+        OSError: it cannot be read.
+        UserError: as of `parse_objects`.
+    """
+    with path.open("rb") as file:
+        yield from parse_objects(file, str(path))
+
+
+def parse_objects(file: IO[bytes], name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each line's JSON object with its place, such as `qasper.jsonl, line 3`.
+
+    Empty lines are skipped, and a byte order mark at the start. No more than a line is held.
 
     Args:
-        content: the file's bytes, UTF-8.
+        file: UTF-8.
         name: the file, as an error should name it.
 
     Raises:
-        UserError: a line is not UTF-8, not JSON, or not an object.
+        UserError: a line is too long, not UTF-8, not JSON, or not an object.
     """
-    objects: list[tuple[str, dict[str, Any]]] = []
-    for number, line in enumerate(content.removeprefix(b"\xef\xbb\xbf").split(b"\n"), start=1):
-        line = line.removesuffix(b"\r")
-        if not line.strip():
-            continue
+    number = 0
+    while line := file.readline(LONGEST_LINE + 1):
+        number += 1
         place = f"{name}, line {number}"
-        try:
-            value = json.loads(line.decode("utf-8"))
-        except UnicodeDecodeError as error:
-            problem = f"byte {error.start + 1} is not UTF-8"
-            raise UserError(f"{place}: {problem}: save it as UTF-8") from error
-        except json.JSONDecodeError as error:
-            problem = f"bad JSON at column {error.colno} ({error.msg})"
-            raise UserError(f"{place}: {problem}: repair it") from error
-        except RecursionError as error:
-            raise UserError(f"{place}: JSON nested too deep: one flat object a line") from error
-        if not isinstance(value, dict):
-            kind = type(value).__name__
-            raise UserError(f"{place}: holds a {kind}: one JSON object a line is expected")
-        objects.append((place, value))
-    return objects
+        if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
+            raise UserError(f"{place}: more than {LONGEST_LINE} bytes: one JSON object a line")
+        if number == 1:
+            line = line.removeprefix(b"\xef\xbb\xbf")
+        if line.strip():
+            yield place, _object(line.removesuffix(b"\n").removesuffix(b"\r"), place)
+
+
+def _object(line: bytes, place: str) -> dict[str, Any]:
+    try:
+        value = json.loads(line.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        problem = f"byte {error.start + 1} is not UTF-8"
+        raise UserError(f"{place}: {problem}: save it as UTF-8") from error
+    except json.JSONDecodeError as error:
+        problem = f"bad JSON at column {error.colno} ({error.msg})"
+        raise UserError(f"{place}: {problem}: repair it") from error
+    except ValueError as error:  # Python reads whole numbers of up to 4300 digits
+        raise UserError(f"{place}: a number has too many digits: shorten it") from error
+    except RecursionError as error:
+        raise UserError(f"{place}: JSON nested too deep: one flat object a line") from error
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise UserError(f"{place}: holds a {kind}: one JSON object a line is expected")
+    return value
 
 
 def field(record: dict[str, Any], key: str, place: str) -> Any:

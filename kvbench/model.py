@@ -185,7 +185,7 @@ def _tokenizer_from(spec: ModelSpec, folder: str, revision: str | None) -> Any:
     where = _where(folder, revision)
     try:
         return AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+    except Exception as error:  # transformers checks little of what a folder holds
         raise _unloadable(spec, error) from error
 
 
@@ -215,7 +215,10 @@ def _load(spec: ModelSpec) -> LoadedModel:
         folder, revision = _checkpoint(spec, identity), identity["revision"]
         tokenizer = _tokenizer_from(spec, folder, revision)
         network = _network_from(spec, folder, revision, device)
-    return wrap(network, tokenizer, spec, identity)
+    try:
+        return wrap(network, tokenizer, spec, identity)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise _unloadable(spec, error) from error  # such as a config without heads
 
 
 def _random_network(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> Any:
@@ -237,7 +240,6 @@ def _random_network(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -
 def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: torch.device) -> Any:
     """Network of a folder or hub id; safetensors only, no code from the repo."""
     import torch
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
 
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
@@ -257,7 +259,7 @@ def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: to
             f"model {spec.path} does not fit on {device}: set model.device_map=auto or"
             " model.dtype=bfloat16"
         ) from error
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError, SafetensorError) as error:
+    except Exception as error:  # transformers checks little of what a folder holds
         raise _unloadable(spec, error) from error
     # transformers fills what a checkpoint lacks with random numbers and goes on.
     if found["missing_keys"]:

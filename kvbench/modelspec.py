@@ -10,7 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -229,16 +229,45 @@ def gguf_file(spec: ModelSpec) -> Path:
 def _read_config(spec: ModelSpec) -> dict[str, Any]:
     """config.json of a folder or hub id."""
     here = Path(spec.path).expanduser() / "config.json"
-    path = _hub_config(spec.path, spec.revision) if spec.kind == "hub" else here
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UserError(f"model folder {spec.path} has no config.json") from None
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UserError(f"{path} is not a JSON object")
+    return checked_config(_hub_config(spec.path, spec.revision) if spec.kind == "hub" else here)
+
+
+def checked_config(path: Path) -> dict[str, Any]:
+    """Read the config.json of a model that anybody may have written.
+
+    Raises:
+        UserError: it cannot be read, or names code to be fetched and run.
+    """
+    config = _json_object(path)
+    for name, value in _implementations(config):
+        # transformers takes owner/name for a kernel on the hub and runs its code.
+        if "/" in str(value):
+            raise UserError(f"{path}: {name}={value!r} names code of the hub's: take it out")
     return config
+
+
+def _json_object(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"model folder {path.parent} has no {path.name} to read") from error
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path} is not a JSON object")
+    return found
+
+
+def _implementations(node: object) -> Iterator[tuple[str, object]]:
+    """The fields at any depth that say which attention or experts to use."""
+    if isinstance(node, dict):
+        for name, value in node.items():
+            if name.endswith(("_implementation", "_implementation_internal")):
+                yield name, value
+            yield from _implementations(value)
+    elif isinstance(node, list):
+        for value in node:
+            yield from _implementations(value)
 
 
 @functools.lru_cache(maxsize=8)
@@ -264,11 +293,24 @@ def _hub_config(path: str, revision: str | None) -> Path:
         ) from error
 
 
+def _check_index(path: Path) -> None:
+    """Refuse an index of weights that names a pickle, or a file outside its folder."""
+    if not path.is_file():
+        return
+    names = _json_object(path).get("weight_map")
+    if not isinstance(names, dict):
+        raise UserError(f"{path} has no weight_map: fetch it again")
+    for name in names.values():
+        if not str(name).endswith(".safetensors") or Path(str(name)).name != name:
+            raise UserError(f"{path} names {name!r}: only .safetensors files beside it are loaded")
+
+
 def _folder_weights(folder: Path) -> dict[str, Any]:
     """Count, bytes and a digest of (name, size, time) of a folder's weights and JSON files."""
     weights = sorted(folder.glob("*.safetensors"))
     if not weights:
         raise UserError(f"model folder {folder} has no .safetensors file (pickles are not loaded)")
+    _check_index(folder / "model.safetensors.index.json")
     files = [*weights, *sorted(folder.glob("*.json"))]
     facts = [(f.name, f.stat().st_size, f.stat().st_mtime_ns) for f in files]
     digest = hashlib.blake2b(json.dumps(facts).encode(), digest_size=16).hexdigest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from textwrap import shorten
 from typing import Any
 
 from kvbench.errors import UserError
@@ -257,4 +258,10 @@ def chat_around(tokenizer: Any) -> tuple[str, str]:
 
 def _chat(text: str, tokenizer: Any) -> str:
     turn = [{"role": "user", "content": text}]
-    return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    try:
+        return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+    except Exception as error:  # the template is a program of the model's author, in a sandbox
+        reason = shorten(f"{type(error).__name__}: {error}", 200)
+        raise UserError(
+            f"the model's chat template fails ({reason}): set protocol.chat_template=none"
+        ) from error

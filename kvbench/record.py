@@ -21,6 +21,7 @@ from typing import IO, TYPE_CHECKING, Any, get_type_hints
 import kvbench
 from kvbench import provenance
 from kvbench.errors import UserError
+from kvbench.jsonl import LONGEST_LINE
 from kvbench.record_types import check_header, fits
 
 if TYPE_CHECKING:
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the line format; readers refuse another."""
-
-LONGEST_LINE = 2**26
-"""Bytes of a line beyond which it is foreign; a record of a long answer takes some 100 KB."""
 
 
 @dataclass(frozen=True)

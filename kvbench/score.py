@@ -322,11 +322,11 @@ def _scored_lines(
         close = difflib.get_close_matches(task, METRIC_OF_TASK, n=1, cutoff=0.0)[0]
         raise UserError(f"{path}: {task!r} is no LongBench task; the nearest is {close!r}")
     try:
-        content = path.read_bytes()
+        rows = list(jsonl.objects_of_file(path))
     except OSError as error:
         raise UserError(f"{path} cannot be read: {error.strerror}") from error
     lines = []
-    for place, record in jsonl.parse_objects(content, str(path)):
+    for place, record in rows:
         prediction = jsonl.text_field(record, "pred", place)
         answers = jsonl.answers_field(record, place)
         needs_classes = METRIC_OF_TASK[task] == "classification"

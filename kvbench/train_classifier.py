@@ -152,10 +152,10 @@ def labelled_prompts(data: str, tasks: Sequence[str], limit: int | None = None) 
 
 def _from_file(path: Path) -> Iterator[Example]:
     try:
-        content = path.read_bytes()
+        rows = list(jsonl.objects_of_file(path))
     except OSError as error:
         raise UserError(f"data={path} cannot be read: {error.strerror}") from error
-    for place, record in jsonl.parse_objects(content, str(path)):
+    for place, record in rows:
         label = jsonl.text_field(record, "label", place)
         if label not in TASK_TYPES:
             known = " or ".join(TASK_TYPES)
@@ -258,14 +258,18 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
     from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer
 
     from kvbench.model import quiet_transformers
+    from kvbench.modelspec import checked_config
 
-    where = str(Path(encoder).expanduser()) if Path(encoder).expanduser().is_dir() else encoder
+    local = Path(encoder).expanduser().is_dir()
+    where = str(Path(encoder).expanduser()) if local else encoder
     labels = {
         "num_labels": len(TASK_TYPES),
         "id2label": dict(enumerate(TASK_TYPES)),
         "label2id": {name: i for i, name in enumerate(TASK_TYPES)},
     }
     try:
+        if local:
+            checked_config(Path(where, "config.json"))
         with quiet_transformers():
             config: Any = AutoConfig.from_pretrained(where, trust_remote_code=False, **labels)
             if hasattr(config, "classifier_dropout"):
@@ -278,7 +282,7 @@ def _encoder(encoder: str, dropout: float) -> tuple[Any, Any]:
                 trust_remote_code=False,
                 dtype=torch.float32,
             )
-    except (OSError, ValueError, ImportError, RuntimeError, KeyError) as error:
+    except Exception as error:  # transformers checks little of what a folder holds
         reason = shorten(str(error), 200)
         raise UserError(
             f"encoder {encoder} cannot be loaded ({reason}): give a folder, or"

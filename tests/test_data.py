@@ -3,6 +3,9 @@
 import hashlib
 import json
 import os
+import stat
+import subprocess
+import sys
 import threading
 import zipfile
 from collections.abc import Iterator
@@ -108,6 +111,7 @@ def test_a_wrong_field_names_file_line_and_field(
         (b"[1, 2]", "holds a list"),
         (b'{"input": "\xff"}', "byte 12 is not UTF-8"),
         (b"[" * 100_000, "JSON nested too deep"),
+        (b'{"length": ' + b"9" * 5000 + b"}", "a number has too many digits"),
     ],
 )
 def test_a_line_that_is_no_json_object_is_named(tmp_path: Path, line: bytes, problem: str) -> None:
@@ -216,6 +220,99 @@ def test_a_damaged_zip_member_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError) as error:
         open_source(path).records("qasper")
     assert "data.zip, qasper.jsonl cannot be unpacked" in said(error)
+
+
+def with_bytes(path: Path, changes: dict[int, int], at: bytes) -> None:
+    """Change bytes of a zip, counted from the first of a header."""
+    raw = bytearray(path.read_bytes())
+    start = raw.index(at)
+    for offset, value in changes.items():
+        raw[start + offset] = value
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{8: 1}, {10: 99}, {24: 3, 25: 0, 26: 0, 27: 0}],
+    ids=["encrypted", "a method nobody has", "says it unpacks to 3 bytes"],
+)
+def test_a_zip_that_lies_about_a_member_is_named(tmp_path: Path, changes: dict[int, int]) -> None:
+    path = archive(tmp_path / "data.zip", {"qasper.jsonl": jsonl(*(record(n) for n in range(50)))})
+    with_bytes(path, changes, at=b"PK\1\2")  # its entry in the central directory
+    with pytest.raises(UserError) as error:
+        open_source(path).records("qasper")
+    assert "data.zip, qasper.jsonl cannot be unpacked" in said(error)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_LZMA, zipfile.ZIP_BZIP2, zipfile.ZIP_DEFLATED])
+def test_damage_of_any_compression_is_one_line_whatever_is_read(
+    tmp_path: Path, method: int
+) -> None:
+    path = tmp_path / "data.zip"
+    with zipfile.ZipFile(path, "w", method) as made:
+        made.writestr("qasper.jsonl", jsonl(*(record(n) for n in range(50))))
+    with_bytes(path, dict.fromkeys(range(60, 80), 0xAA), at=b"PK\3\4")
+    source = open_source(path)
+    for read in (source.records, lambda task: source.content_hash([task])):
+        with pytest.raises(UserError) as error:
+            read("qasper")
+        assert "cannot be unpacked" in said(error)
+
+
+def test_a_symbolic_link_in_a_zip_is_read_as_text_and_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "secret.jsonl").write_bytes(jsonl(record()))
+    link = zipfile.ZipInfo("qasper.jsonl")
+    link.external_attr = (stat.S_IFLNK | 0o777) << 16
+    with zipfile.ZipFile(tmp_path / "data.zip", "w") as made:
+        made.writestr(link, str(tmp_path / "secret.jsonl"))
+    with pytest.raises(UserError, match="line 1: bad JSON"):
+        open_source(tmp_path / "data.zip").records("qasper")
+
+
+def test_a_zip_member_without_a_name_is_passed_over(tmp_path: Path) -> None:
+    path = archive(tmp_path / "data.zip", {".": b"x", "qasper.jsonl": jsonl(record())})
+    assert len(open_source(path).records("qasper")) == 1
+
+
+def test_a_line_of_two_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> None:
+    with (tmp_path / "qasper.jsonl").open("wb") as file:
+        file.truncate(2 * 2**30)  # sparse: no disk is used
+    code = (
+        "import resource, sys; from kvbench.data import open_source\n"
+        "from kvbench.errors import UserError\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
+        "try: open_source(sys.argv[1]).records('qasper')\n"
+        "except UserError as error: print(error)\n"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "qasper.jsonl, line 1: more than 67108864 bytes" in done.stdout, done.stderr
+
+
+def test_the_longest_line_counts_without_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = jsonl(record())
+    for most, read in ((len(line) - 1, True), (len(line) - 2, False)):
+        monkeypatch.setattr("kvbench.jsonl.LONGEST_LINE", most)
+        (tmp_path / "qasper.jsonl").write_bytes(line)
+        if read:
+            assert len(open_source(tmp_path).records("qasper")) == 1
+        else:
+            with pytest.raises(UserError, match="line 1: more than"):
+                open_source(tmp_path).records("qasper")
+
+
+def test_the_hash_of_a_task_is_of_its_name_size_and_bytes_in_a_folder_and_a_zip(
+    tmp_path: Path,
+) -> None:
+    content = jsonl(*(record(n, context="x" * 3000) for n in range(500)))  # more than one block
+    (tmp_path / "qasper.jsonl").write_bytes(content)
+    whole = f"qasper {len(content)}\n".encode() + content
+    expected = hashlib.blake2b(whole, digest_size=16).hexdigest()
+    zipped = archive(tmp_path / "data.zip", {"qasper.jsonl": content})
+    assert open_source(tmp_path).content_hash(["qasper"]) == expected
+    assert open_source(zipped).content_hash(["qasper"]) == expected
 
 
 def test_two_files_of_one_task_in_a_zip_are_refused(tmp_path: Path) -> None:

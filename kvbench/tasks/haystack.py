@@ -8,12 +8,13 @@ nearest sentence end. The result is text; where its sentences stand is counted i
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from kvbench.data import Source
+from kvbench.data import Source, sized_blocks
 from kvbench.errors import UserError
 
 SAMPLE_HAYSTACK = Path(__file__).parents[1] / "samples" / "haystack"
@@ -50,8 +51,9 @@ class Haystack(Source):
         """Short name of a suite's data: `needle`, or `needle-FOLDER`."""
         return suite if folder is None else f"{suite}-{Path(folder).expanduser().resolve().name}"
 
-    def _files(self, task: str) -> list[bytes]:
-        return [*self._texts(), self._settings.encode()]
+    def _content(self, task: str) -> Iterator[bytes]:
+        for content in [*self._texts(), self._settings.encode()]:
+            yield from sized_blocks(task, len(content), BytesIO(content))
 
     def _texts(self) -> list[bytes]:
         try:

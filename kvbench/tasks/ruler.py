@@ -202,7 +202,7 @@ class Ruler:
     def _passages(self) -> list[dict[str, Any]]:
         path = PASSAGES if self.passages is None else Path(self.passages).expanduser()
         try:
-            rows = jsonl.parse_objects(path.read_bytes(), str(path))
+            rows = list(jsonl.objects_of_file(path))
         except OSError as error:
             raise UserError(f"ruler.passages={path} cannot be read: {error.strerror}") from error
         if not rows:
