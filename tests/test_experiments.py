@@ -218,6 +218,17 @@ def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> 
         assert reason in note
 
 
+def test_a_changed_field_of_the_papers_protocol_is_marked(tmp_path: Path) -> None:
+    scores = {"fullkv": {task: [0.25] for task in SIX}}
+    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
+    (paper,) = (choice.config for choice in choices("protocol") if choice.name == "paper")
+    for changed, marks in (({}, 0), ({"max_new_tokens": 16}, 1)):
+        table.headers[-1]["config"]["protocol"] = {**paper, **changed}
+        (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
+        said = [note for note in sheet.notes if "other protocol (ours max_new_tokens=16)" in note]
+        assert len(said) == marks
+
+
 def test_a_row_that_was_not_run_shows_what_was_published(tmp_path: Path) -> None:
     table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
     (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
+from kvbench.catalog import choices
 from kvbench.report.card import protocol_card
 from kvbench.report.columns import FULL_AVERAGE
 from kvbench.report.needle import is_needle
 from kvbench.report.paper import Beside, Number, at_budget
 from kvbench.report.published import Figure
 from kvbench.report.tables import Row, Table, TaskColumn, metric_name
+
+PAPER = "paper"
+"""The protocol profile of the papers' tables."""
 
 _CACHE = "cache_memory_MB"
 """The column of PyramidKV's memory table that is no score."""
@@ -57,9 +62,7 @@ class ScoreNumbers:
         limit = header["config"].get("limit")
         if limit is not None:
             found.append(f"fewer samples (the first {limit} of each task)")
-        protocol = header["protocol"]["name"]
-        if protocol not in ("paper", "lm-eval"):
-            found.append(f"other protocol (ours {protocol}, published paper)")
+        found += _other_protocol(header)
         if figure.task == _CACHE:
             found.append("other cache (ours in MiB, the mean over the prompts)")
         return found
@@ -80,6 +83,19 @@ def _other_data(table: Table) -> list[str]:
     if is_needle(table) and task.get("haystack") is None:
         return ["other data (kvbench's own haystack)"]
     return []
+
+
+def _other_protocol(header: Mapping[str, Any]) -> list[str]:
+    """Another profile than the papers', or a field of theirs that the run changed."""
+    name = header["protocol"]["name"]
+    if name == "lm-eval":
+        return []
+    if name != PAPER:
+        return [f"other protocol (ours {name}, published {PAPER})"]
+    published = next(c.config for c in choices("protocol") if c.name == PAPER)
+    given = header["config"].get("protocol", {})
+    changed = [f"{k}={given[k]}" for k in published if given.get(k, published[k]) != published[k]]
+    return [f"other protocol (ours {', '.join(changed)})"] if changed else []
 
 
 def _task_for(figure: Figure, table: Table, beside: Beside) -> TaskColumn | None:
