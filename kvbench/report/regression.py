@@ -200,12 +200,12 @@ def _layers_apart(pair: Pair) -> float:
 
 
 def _said(what: str, moved: Sequence[Pair], pairs: Sequence[Pair], field: str) -> str:
-    first = moved[0]
+    first = moved[0]  # ids of LongBench records are long
     values = (_short(getattr(record, field)) for record in (first.before, first.after))
     before, after = values
     return (
         f"{what} differs on {len(moved)} of {len(pairs)} samples, such as {first.before.task}"
-        f" {first.before.sample}: {before} before, {after} after"
+        f" {first.before.sample[:12]}: {before} before, {after} after"
     )
 
 
