@@ -201,6 +201,16 @@ def test_a_cell_holds_ours_published_and_the_difference(tmp_path: Path) -> None:
     assert not any("cannot be compared" in note for note in sheet.notes)
 
 
+def test_a_footnote_marks_the_printed_number(tmp_path: Path) -> None:
+    tasks = [f.task for f in published_table("spindlekv/table10").figures][:16]
+    scores = {"spindlekv@0.3": {task: [0.25] for task in tasks}}
+    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
+    beside = Beside(published_table("spindlekv/table10"), {"SpindleKV": ["spindlekv"]})
+    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
+    marked = [cell.below for row in sheet.rows for cell in row.cells if "¹" in cell.below]
+    assert marked == ["60.04¹\n-35.04"]
+
+
 def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> None:
     data = {**header()["data"], "setting": "sample"}
     scores = {"fullkv": {task: [0.25] for task in SIX}}

@@ -12,7 +12,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
-from kvbench.report.paper_shape import block_sheet, blocks, footnote_lines, footnote_marks
+from kvbench.report.paper_shape import (
+    block_sheet,
+    blocks,
+    footnote_lines,
+    footnote_marks,
+    marks_within,
+)
 from kvbench.report.published import Figure, PublishedTable, published_table
 from kvbench.report.sheet import NOT_COMPARABLE, Cell, Sheet
 
@@ -102,10 +108,15 @@ def paper_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
     sheets = []
     for block in blocks(published):
         columns = _columns(f for line in block.lines for f in line.figures)
-        values = [
-            [_cell(figure, beside, numbers, columns) for figure in line.figures]
-            for line in block.lines
-        ]
+        values = []
+        for line in block.lines:
+            here = marks_within(line, marks)
+            values.append(
+                [
+                    Cell("") if f is None else _cell(f, here.get(f, ""), beside, numbers, columns)
+                    for f in line.figures
+                ]
+            )
         sheets.append(block_sheet(block, values, marks))
     notes = ("In each cell: ours, published, difference.", *_differences(published, numbers))
     notes += footnote_lines(published)
@@ -133,15 +144,16 @@ def _columns(figures: Iterable[Figure | None]) -> set[str]:
     return {figure.task for figure in figures if figure is not None}
 
 
-def _cell(figure: Figure | None, beside: Beside, numbers: Numbers, columns: set[str]) -> Cell:
-    if figure is None:
-        return Cell("")
+def _cell(
+    figure: Figure, footnotes: str, beside: Beside, numbers: Numbers, columns: set[str]
+) -> Cell:
     ours = numbers.ours(figure, beside, columns)
+    printed = figure.score + footnotes
     if ours.value is None:
-        return Cell("-", figure.score)
+        return Cell("-", printed)
     mark = NOT_COMPARABLE if numbers.obstacles(figure) else ""
     text, difference = _texts(figure, ours.value)
-    return Cell(text + "*" * ours.partial, f"{figure.score}\n{difference}{mark}")
+    return Cell(text + "*" * ours.partial, f"{printed}\n{difference}{mark}")
 
 
 def _texts(figure: Figure, value: float) -> tuple[str, str]:

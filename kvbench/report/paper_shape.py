@@ -64,8 +64,7 @@ def published_sheets(table: PublishedTable) -> list[Sheet]:
     for block in blocks(table):
         values = []
         for line in block.lines:
-            # A mark behind the line's label is not repeated behind each number.
-            here = {} if _shared(line, marks) else marks
+            here = marks_within(line, marks)
             texts = [f.score + here.get(f, "") if f is not None else "" for f in line.figures]
             values.append(cells(*texts))
         parts.append(block_sheet(block, values, marks))
@@ -96,6 +95,11 @@ def footnote_marks(table: PublishedTable) -> dict[Figure, str]:
         for figure in filter(note.means, table.figures):
             found[figure] = found.get(figure, "") + SUPERSCRIPTS[number]
     return found
+
+
+def marks_within(line: Line, marks: Mapping[Figure, str]) -> Mapping[Figure, str]:
+    """The marks of a line's numbers; one behind the line's label is not repeated behind each."""
+    return {} if _shared(line, marks) else marks
 
 
 def footnote_lines(table: PublishedTable) -> tuple[str, ...]:
