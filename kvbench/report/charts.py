@@ -103,7 +103,7 @@ def _curve(table: Table, column: Column, series: Sequence[Series], salt: str) ->
         axes.set_xlabel("share of the native cache's bytes")
         axes.set_ylabel("score")
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, max(1, axes.get_ylim()[1]))  # where all scores are 0, too
         axes.locator_params(nbins=5)
         axes.grid(axis="y", color=_GRID, linewidth=0.6)
         axes.spines[["top", "right"]].set_visible(False)
