@@ -5,7 +5,10 @@ from __future__ import annotations
 import enum
 import json
 import os
+import re
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -24,7 +27,7 @@ class _OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            typer.echo(f"kvbench: {' '.join(str(error).split())}", err=True)
+            _say(f"kvbench: {' '.join(str(error).split())}\n", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt as stopped:
             said = "kvbench: stopped; what is recorded stays, and the same command goes on"
@@ -40,6 +43,27 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+
+
+_CONTROL = re.compile(r"\x1b(?!\[[\d;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
+"""What acts on a terminal instead of showing on it, tabs, line ends and colours left out."""
+
+
+def _say(text: str, err: bool = False) -> None:
+    """Print a text; control characters, which a model or a folder may hold, show as their codes."""
+    typer.echo(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], text), nl=False, err=err)
+
+
+@contextmanager
+def _reading_records() -> Iterator[None]:
+    """Say in one line what readers of a run folder stumble over: the folder may be anybody's."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise UserError(
+            f"a record holds what kvbench does not write ({type(error).__name__}: {error}): move"
+            " the file away"
+        ) from error
 
 
 class Kind(str, enum.Enum):
@@ -205,10 +229,14 @@ def report(
         raise UserError(f"{len(words)} folders are given: one report reads one")
     else:
         folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
-        text = render.report(folder, look)
-    if folder is not None and (drawn := render.figure_files(folder)):
-        said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
-        typer.echo(said, err=True)
+        with _reading_records():
+            text = render.report(folder, look)
+    if folder is not None:
+        with _reading_records():
+            drawn = render.figure_files(folder)
+        if drawn:
+            said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
+            typer.echo(said, err=True)
     _deliver(text, output)
 
 
@@ -228,9 +256,10 @@ def compare(
 
     if form in (Format.csv, Format.html):
         raise UserError(f"--format {form.value} has no comparison: give terminal or markdown")
-    found = compare_runs(before, after)
-    typer.echo(drawn([comparison_sheet(found, before, after)], Look(form=form.value)))
-    typer.echo(changed_samples(found, changed), nl=False)
+    with _reading_records():
+        found = compare_runs(before, after)
+        sheet = drawn([comparison_sheet(found, before, after)], Look(form=form.value))
+    _say(sheet + "\n" + changed_samples(found, changed))
 
 
 @app.command()
@@ -273,7 +302,7 @@ def check(
         typer.echo(f"{run} is the baseline {baseline} now")
         return
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    typer.echo(gate_report.verdict_text(verdict, baseline, run, coloured), nl=False)
+    _say(gate_report.verdict_text(verdict, baseline, run, coloured))
     if junit is not None:
         _deliver(gate_report.junit(verdict), junit)
     if summary is not None:
@@ -291,10 +320,11 @@ def _deliver(text: str, output: Path | None, append: bool = False) -> None:
         UserError: the file cannot be written.
     """
     if output is None:
-        typer.echo(text, nl=False)
+        _say(text)
         return
     try:
-        with output.open("a" if append else "w", encoding="utf-8") as file:
+        mode = "a" if append else "w"
+        with output.open(mode, encoding="utf-8", errors="replace") as file:
             file.write(text)
     except OSError as error:
         raise UserError(f"cannot write {output} ({error.strerror}): give another file") from error
@@ -310,7 +340,9 @@ def status(
     from kvbench.report.status import status_text
     from kvbench.report.tables import newest_run
 
-    typer.echo(status_text(path or newest_run(Path("results", "runs"))), nl=False)
+    with _reading_records():
+        text = status_text(path or newest_run(Path("results", "runs")))
+    _say(text)
 
 
 @app.command()
@@ -331,11 +363,12 @@ def score(
     from kvbench.report.rescore import scores_of
 
     backend = None if code_similarity is None else code_similarity.value
-    scores = scores_of(path, backend, by_length)
+    with _reading_records():
+        scores = scores_of(path, backend, by_length)
     if as_json:
-        typer.echo(json.dumps(scores.values, ensure_ascii=False, indent=1))
+        _say(json.dumps(scores.values, ensure_ascii=False, indent=1) + "\n")
     else:
-        typer.echo(scores.text(), nl=False)
+        _say(scores.text())
 
 
 @app.command()

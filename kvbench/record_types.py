@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 from collections.abc import Mapping
@@ -22,9 +23,11 @@ def fits(value: object, hint: Any) -> bool:
         return isinstance(value, dict) and all(fits(v, arguments[1]) for v in value.values())
     if origin is list:
         return isinstance(value, list) and all(fits(v, arguments[0]) for v in value)
+    if hint is int:  # what a float can hold
+        return isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**63
     if hint is float:  # what a mean can be taken of
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        return number and abs(value) <= sys.float_info.max  # type: ignore[arg-type]
+        return number and abs(value) < sys.float_info.max / 2**32  # type: ignore[arg-type]
     return isinstance(value, hint) and (hint is bool or not isinstance(value, bool))
 
 
@@ -52,6 +55,8 @@ _TASK: Mapping[str, Any] = {
     "max_new_tokens": int,
     "one_token_answers": bool,
 }
+_FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,199}")
+_NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 
 
 def check_header(path: Path, header: Mapping[str, Any]) -> None:
@@ -69,7 +74,14 @@ def check_header(path: Path, header: Mapping[str, Any]) -> None:
     for node, hints in nodes:
         for name, hint in hints.items():
             if not fits(node.get(name), hint) or node[name] == []:
-                raise UserError(
-                    f"{path} has a damaged header ({name} is {node.get(name)!r:.80}): move the"
-                    " file away"
-                )
+                raise _damaged(path, name, node.get(name))
+    for task in header["tasks"]:
+        if not _FILE_NAME.fullmatch(task["name"]):  # figures are files with the task's name
+            raise _damaged(path, "name", task["name"])
+    for variant in header["variants"]:
+        if not _NUMBER.fullmatch(variant["budget"]):
+            raise _damaged(path, "budget", variant["budget"])
+
+
+def _damaged(path: Path, name: str, value: object) -> UserError:
+    return UserError(f"{path} has a damaged header ({name} is {value!r:.80}): move the file away")
