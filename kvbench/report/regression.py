@@ -7,8 +7,10 @@ that needs none: the same text must score the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 
 from kvbench.errors import UserError
@@ -170,14 +172,16 @@ def _exact_problems(pairs: Sequence[Pair]) -> Iterator[str]:
     for field in SAME:
         moved = [p for p in pairs if getattr(p.before, field) != getattr(p.after, field)]
         if moved:
-            yield _said(field, moved, pairs, field)
+            yield _said(field, moved, pairs, attrgetter(field))
     for field in RATIOS:
         moved = [p for p in pairs if _distance(p, field) > _allowed(p)]
         if moved:
-            yield _said(field, sorted(moved, key=lambda p: -_distance(p, field)), pairs, field)
-    moved = [p for p in pairs if _layers_apart(p) > _allowed(p)]
+            farthest = sorted(moved, key=lambda pair: -_distance(pair, field))
+            yield _said(field, farthest, pairs, attrgetter(field))
+    moved = [p for p in pairs if _farthest_layer(p)[0] > _allowed(p)]
     if moved:
-        yield _said("kept_tokens of a layer", moved, pairs, "kept_tokens")
+        _, layer = _farthest_layer(moved[0])
+        yield _said(f"kept_tokens of layer {layer}", moved, pairs, partial(_kept, layer))
 
 
 def _allowed(pair: Pair) -> float:
@@ -190,19 +194,25 @@ def _distance(pair: Pair, field: str) -> float:
     return abs(after - before)
 
 
-def _layers_apart(pair: Pair) -> float:
-    """Largest change of a layer's kept tokens, as a share of the prompt."""
-    before, after = pair.before.kept_tokens, pair.after.kept_tokens
-    if len(before) != len(after):
-        return 1.0
-    apart = (abs(a - b) for a, b in zip(before, after, strict=True))
-    return max(apart, default=0.0) / pair.before.prefill_tokens
+def _farthest_layer(pair: Pair) -> tuple[float, int]:
+    """The largest change of a layer's kept tokens, as a share of the prompt, and the layer."""
+    layers = range(max(len(pair.before.kept_tokens), len(pair.after.kept_tokens)))
+    apart = ((abs(_kept(i, pair.before) - _kept(i, pair.after)), i) for i in layers)
+    tokens, layer = max(apart, key=lambda found: found[0], default=(0.0, 0))
+    return tokens / pair.before.prefill_tokens, layer
 
 
-def _said(what: str, moved: Sequence[Pair], pairs: Sequence[Pair], field: str) -> str:
-    first = moved[0]  # ids of LongBench records are long
-    values = (_short(getattr(record, field)) for record in (first.before, first.after))
-    before, after = values
+def _kept(layer: int, record: Record) -> float:
+    """Tokens that a layer kept; a layer that is not there kept none."""
+    return record.kept_tokens[layer] if layer < len(record.kept_tokens) else 0.0
+
+
+def _said(
+    what: str, moved: Sequence[Pair], pairs: Sequence[Pair], value: Callable[[Record], object]
+) -> str:
+    first = moved[0]
+    before, after = (_short(value(record)) for record in (first.before, first.after))
+    # Ids of LongBench records are long.
     return (
         f"{what} differs on {len(moved)} of {len(pairs)} samples, such as {first.before.task}"
         f" {first.before.sample[:12]}: {before} before, {after} after"
@@ -225,7 +235,7 @@ def _rescored(pairs: Sequence[Pair]) -> Iterator[str]:
     """Yield a line where equal texts have unequal scores: the metric changed, not the model."""
     moved = [p for p in pairs if p.same_prediction and _other_scores(p.before, p.after)]
     if moved:
-        yield _said("the score of the same text", moved, pairs, "score")
+        yield _said("the score of the same text", moved, pairs, attrgetter("score"))
 
 
 def _other_scores(one: Record, other: Record) -> bool:
