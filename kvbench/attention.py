@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvbench.prefill import AttentionRule
+
 IMPLEMENTATION = "kvbench"
 """The value of `attn_implementation` that selects `dispatch`."""
 
@@ -35,10 +37,7 @@ class AttentionRun(Protocol):
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Return the attention output [B, Q, t, D] of one layer, called in model order.
 
@@ -47,9 +46,7 @@ class AttentionRun(Protocol):
             q: [B, Q, t, D] queries after RoPE.
             k: [B, G, t, D] keys after RoPE of the same t tokens, not contiguous.
             v: [B, G, t, D] values of the same t tokens, not contiguous.
-            scaling: factor on q.k.
-            sliding_window: key at p_k visible iff p_q - sliding_window < p_k <= p_q; None: all.
-            softcap: logits become softcap * tanh(logits / softcap); None: untouched.
+            rule: of the layer.
         """
         ...
 
@@ -77,20 +74,13 @@ def dispatch(
     """
     if attention_mask is not None:
         raise ValueError("kvbench attention takes no mask: batches are unpadded")
+    rule = AttentionRule(scaling, sliding_window, softcap)
     if kvbench is None:
-        out = causal_attention(query, key, value, scaling, sliding_window, softcap)
+        out = causal_attention(query, key, value, rule)
     else:
         layer = module.layer_idx
         assert isinstance(layer, int)
-        out = kvbench.attend(
-            layer,
-            query,
-            key,
-            value,
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
-        )
+        out = kvbench.attend(layer, query, key, value, rule)
     return out.transpose(1, 2), None
 
 
@@ -101,43 +91,32 @@ def register() -> None:
     AttentionInterface.register(IMPLEMENTATION, dispatch)
 
 
-def causal_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule) -> Tensor:
     """Exact causal attention of T tokens over themselves; softmax in float32.
 
     Args:
         q: [B, Q, T, D].
         k: [B, G, T, D]; query heads i*g .. i*g + g - 1 read KV head i.
         v: [B, G, T, D].
-        scaling: factor on q.k.
-        sliding_window: tokens visible to a query, itself included; None: all before it.
-        softcap: bound of the logits, or None.
+        rule: of the layer.
 
     Returns:
         [B, Q, T, D] in q's dtype.
     """
     tokens = q.shape[2]
     assert k.shape[2] == tokens, "causal_attention takes the keys of the same tokens only"
+    sliding_window = rule.sliding_window
     if sliding_window is not None and sliding_window >= tokens:
         sliding_window = None
-    if softcap is None and sliding_window is None:
-        return _grouped_sdpa(q, k, v, scaling, causal=True)
+    if rule.softcap is None and sliding_window is None:
+        return _grouped_sdpa(q, k, v, rule.scaling, causal=True)
     out = torch.empty_like(q)
     for start in range(0, tokens, _QUERY_BLOCK):
         end = min(start + _QUERY_BLOCK, tokens)
         first = _first_visible(start, sliding_window)
         block, keys, values = q[:, :, start:end], k[:, :, first:end], v[:, :, first:end]
         hidden = _hidden(start, end, first, sliding_window, q.device)
-        if softcap is None:
-            out[:, :, start:end] = _grouped_sdpa(block, keys, values, scaling, mask=~hidden)
-        else:
-            out[:, :, start:end] = _softcapped(block, keys, values, scaling, softcap, hidden)
+        out[:, :, start:end] = _masked(block, keys, values, rule, hidden)
     return out
 
 
@@ -147,9 +126,7 @@ def attention_at(
     v: Tensor,
     query_at: Tensor,
     key_at: Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
+    rule: AttentionRule,
 ) -> Tensor:
     """Exact attention of tokens over keys that lie at any ascending positions, gaps included.
 
@@ -159,9 +136,7 @@ def attention_at(
         v: [B, G, n, D].
         query_at: [t] positions of the queries, ascending.
         key_at: [n] positions of the keys, ascending; a query sees those at or before its own.
-        scaling: factor on q.k.
-        sliding_window: as in `causal_attention`, in positions.
-        softcap: as in `causal_attention`.
+        rule: of the layer; its window counts positions.
 
     Returns:
         [B, Q, t, D] in q's dtype.
@@ -169,21 +144,12 @@ def attention_at(
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for start in range(0, q.shape[2], _QUERY_BLOCK):
         some = slice(start, min(start + _QUERY_BLOCK, q.shape[2]))
-        hidden = hidden_at(query_at[some], key_at, sliding_window)
-        if softcap is None:
-            out[:, :, some] = _grouped_sdpa(q[:, :, some], k, v, scaling, mask=~hidden)
-        else:
-            out[:, :, some] = _softcapped(q[:, :, some], k, v, scaling, softcap, hidden)
+        hidden = hidden_at(query_at[some], key_at, rule.sliding_window)
+        out[:, :, some] = _masked(q[:, :, some], k, v, rule, hidden)
     return out
 
 
-def column_sums(
-    q: Tensor,
-    k: Tensor,
-    scaling: float,
-    sliding_window: int | None = None,
-    softcap: float | None = None,
-) -> Tensor:
+def column_sums(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     """Attention each key receives, summed over all queries of a causal prefill.
 
     Streamed over blocks of 128 queries, in float32 whatever the model's dtype.
@@ -191,9 +157,7 @@ def column_sums(
     Args:
         q: [Q, T, D] queries of all tokens, after RoPE.
         k: [G, T, D] keys after RoPE.
-        scaling: factor on q.k.
-        sliding_window: as in `causal_attention`.
-        softcap: as in `causal_attention`.
+        rule: of the layer.
 
     Returns:
         [Q, T] float32; a head's row sums to T.
@@ -203,10 +167,10 @@ def column_sums(
     keys = k.float().unsqueeze(0)
     for start in range(0, tokens, _QUERY_BLOCK):
         end = min(start + _QUERY_BLOCK, tokens)
-        first = _first_visible(start, sliding_window)
-        hidden = _hidden(start, end, first, sliding_window, q.device)
+        first = _first_visible(start, rule.sliding_window)
+        hidden = _hidden(start, end, first, rule.sliding_window, q.device)
         block = q[:, start:end].unsqueeze(0)
-        weights = attention_weights(block, keys[:, :, first:end], scaling, softcap, hidden)
+        weights = attention_weights(block, keys[:, :, first:end], rule, hidden)
         sums[:, first:end] += weights.sum(dim=-2).view(heads, end - first)
     return sums
 
@@ -235,29 +199,28 @@ def _grouped_sdpa(
     )
 
 
-def _softcapped(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float, hidden: Tensor
-) -> Tensor:
-    """Attention of [B, Q, t, D] over [B, G, n, D] with bounded logits, for which no kernel is."""
-    weights = attention_weights(q, k, scaling, softcap, hidden)
+def _masked(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, hidden: Tensor) -> Tensor:
+    """Attention of [B, Q, t, D] over [B, G, n, D], but for what is `hidden` [t, n]."""
+    if rule.softcap is None:
+        return _grouped_sdpa(q, k, v, rule.scaling, mask=~hidden)
+    # No kernel bounds logits.
+    weights = attention_weights(q, k, rule, hidden)
     batch, kv_heads, group, t, n = weights.shape
     rows = weights.to(v.dtype).view(batch, kv_heads, group * t, n) @ v
     return rows.view(batch, kv_heads * group, t, -1)
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, scaling: float, softcap: float | None, hidden: Tensor
-) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor) -> Tensor:
     """Softmax weights [B, G, g, t, n] float32 of q [B, Q, t, D] over k [B, G, n, D].
 
-    `hidden` [t, n] is true where a query must not see a key.
+    `hidden` [t, n] is true where a query must not see a key; the rule's window is not read.
     """
     batch, heads, t, dim = q.shape
     kv_heads, n = k.shape[1], k.shape[2]
     grouped = q.float().reshape(batch, kv_heads, -1, dim)  # [B, G, g*t, D]
-    logits = (grouped @ k.float().transpose(-1, -2)).mul_(scaling)
-    if softcap is not None:
-        logits.div_(softcap).tanh_().mul_(softcap)
+    logits = (grouped @ k.float().transpose(-1, -2)).mul_(rule.scaling)
+    if rule.softcap is not None:
+        logits.div_(rule.softcap).tanh_().mul_(rule.softcap)
     logits = logits.view(batch, kv_heads, heads // kv_heads, t, n)
     return logits.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
 

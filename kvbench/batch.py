@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvbench.attention import RotaryRecorder
 from kvbench.cache.store import Band, Compressed, Store, Tail
+from kvbench.prefill import AttentionRule
 
 
 class Rows:
@@ -66,10 +67,7 @@ class Rows:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Append the new rows of one layer and attend over all its rows: [V, Q, t, D]."""
         taken = self.recorder.take() if self.recorder is not None else None
@@ -78,7 +76,7 @@ class Rows:
         for group in self._layers[layer]:
             rows = group.rows
             group.append(k[rows], v[rows], at[rows], taken)
-            out[rows] = group.attend(q[rows], at[rows], scaling, sliding_window, softcap)
+            out[rows] = group.attend(q[rows], at[rows], rule)
         return out
 
     def merge_full_tails(self) -> None:
@@ -193,9 +191,7 @@ class _Group:
         self,
         q: Tensor,
         at: Tensor,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Attention of q [Vg, Q, t, D] at positions [Vg, t] over all rows held."""
         batch, heads, t, dim = q.shape
@@ -211,17 +207,17 @@ class _Group:
             h, used = keys.shape[1], n + self.waiting
             some = q[:, head * share : (head + h) * share].reshape(batch, h, share * t, dim)
             mask = None
-            if t > 1 or sliding_window is not None:
+            if t > 1 or rule.sliding_window is not None:
                 rows_at = positions[:, :, None, :used]
                 query_at = at.repeat(1, share)[:, None, :, None]
                 mask = rows_at <= query_at
-                if sliding_window is not None:
-                    mask = mask & (rows_at > query_at - sliding_window)
+                if rule.sliding_window is not None:
+                    mask = mask & (rows_at > query_at - rule.sliding_window)
             held = (keys[:, :, :used], values[:, :, :used])
             if not self._sums:
-                rows = _attention(some, *held, scaling, softcap, mask)
+                rows = _attention(some, *held, rule, mask)
             else:
-                weights = _weights(some, held[0], scaling, softcap, mask)
+                weights = _weights(some, held[0], rule, mask)
                 self._sums[i][..., :used] += weights.view(batch, h, share, t, used).sum(3)
                 rows = weights.to(values.dtype) @ held[1]
             parts.append(rows.reshape(batch, h * share, t, dim))
@@ -284,26 +280,22 @@ def _grouped(
     ]
 
 
-def _attention(
-    q: Tensor, k: Tensor, v: Tensor, scaling: float, softcap: float | None, mask: Tensor | None
-) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, mask: Tensor | None) -> Tensor:
     """Attention of q [B, H, m, D] over k, v [B, H, n, D]; mask [B, H or 1, m, n], true: visible.
 
     On a CPU, scaled_dot_product_attention with few queries is about 14 times slower in bfloat16
     than the two products written out; with a softcap there is no kernel at all.
     """
-    if softcap is None and (q.dtype == torch.float32 or q.device.type != "cpu"):
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    return _weights(q, k, scaling, softcap, mask).to(v.dtype) @ v
+    if rule.softcap is None and (q.dtype == torch.float32 or q.device.type != "cpu"):
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=rule.scaling)
+    return _weights(q, k, rule, mask).to(v.dtype) @ v
 
 
-def _weights(
-    q: Tensor, k: Tensor, scaling: float, softcap: float | None, mask: Tensor | None
-) -> Tensor:
+def _weights(q: Tensor, k: Tensor, rule: AttentionRule, mask: Tensor | None) -> Tensor:
     """Softmax weights [B, H, m, n] float32 of what `_attention` takes."""
-    logits = (q @ k.transpose(-1, -2)).float() * scaling
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
+    logits = (q @ k.transpose(-1, -2)).float() * rule.scaling
+    if rule.softcap is not None:
+        logits = rule.softcap * torch.tanh(logits / rule.softcap)
     if mask is not None:
         logits = logits.masked_fill(~mask, -torch.inf)
     return logits.softmax(-1)

@@ -21,7 +21,7 @@ from kvbench.attention import (
     rotary_function,
 )
 from kvbench.method import Needs
-from kvbench.prefill import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill import AttentionRule, LayerState, Prefill, QueryStatistics, Rotary
 from kvbench.pruning import PruningCapture, PruningPlan, feeding_kept_tokens
 from kvbench.reconstruction import reconstruction_scores, template_around
 
@@ -51,10 +51,7 @@ class _Capture:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Keep the layer's state and return its causal attention."""
         assert q.shape[0] == 1, "a prefill is captured one prompt at a time"
@@ -71,16 +68,14 @@ class _Capture:
             k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
             rotary = Rotary(cos[0], sin[0], self._rotate)
         if self._needs.column_sums:
-            sums = column_sums(q[0], k[0], scaling, sliding_window, softcap)
+            sums = column_sums(q[0], k[0], rule)
         self.layers.append(
             LayerState(
                 k=k[0],
                 v=v[0],
                 # Cloned, so that the queries of all tokens are freed with the layer.
                 q_win=q[0, :, tokens - window :].clone(memory_format=torch.contiguous_format),
-                scaling=scaling,
-                sliding_window=sliding_window,
-                softcap=softcap,
+                rule=rule,
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=sums,
@@ -88,7 +83,7 @@ class _Capture:
                 index=layer,
             )
         )
-        return causal_attention(q, k, v, scaling, sliding_window, softcap)
+        return causal_attention(q, k, v, rule)
 
 
 def _check_finite(layers: Sequence[LayerState]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 from kvbench import attention, capture, prefill, pruning, reconstruction
 from kvbench.method import Needs
 from kvbench.model import LoadedModel
-from kvbench.prefill import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill import AttentionRule, LayerState, Prefill, QueryStatistics, Rotary
 from kvbench.pruning import PruningPlan
 from kvbench.reconstruction import Reconstruction
 
@@ -38,7 +38,6 @@ _CODE = (attention, capture, prefill, pruning, reconstruction)
 """Another version of any of these makes other prefills."""
 
 _TENSORS = ("k", "v", "q_win", "k_pre", "column_sums", "positions")
-_SCALARS = ("scaling", "sliding_window", "softcap", "index")
 
 
 @dataclass(frozen=True)
@@ -172,7 +171,7 @@ def _taken_apart(made: Prefill) -> tuple[dict[str, Tensor], dict[str, Any]]:
     layers = []
     for number, state in enumerate(made.layers):
         tensors |= {f"{number}.{name}": t.contiguous() for name, t in _tensors_of(state)}
-        facts = {name: getattr(state, name) for name in _SCALARS}
+        facts: dict[str, Any] = {"index": state.index, "rule": asdict(state.rule)}
         facts["device"] = str(state.k.device)
         if state.rotary is not None:
             for name in ("cos", "sin"):
@@ -226,7 +225,8 @@ def _layer(
         cos, sin = (tensors[facts[name]].to(device) for name in ("cos", "sin"))
         rotary = Rotary(cos, sin, attention.rotary_function(model.network))
     return LayerState(
-        **{name: facts[name] for name in _SCALARS},
+        index=facts["index"],
+        rule=AttentionRule(**facts["rule"]),
         **{name: mine.get(name) for name in _TENSORS},  # type: ignore[arg-type]
         rotary=rotary,
         reconstructions={

@@ -26,16 +26,17 @@ def window_attention(layer: LayerState, window: int) -> Tensor:
     heads, width, dim = queries.shape
     tokens = layer.tokens
     grouped = queries.reshape(layer.kv_heads, -1, dim)  # [G, g*W, D]
-    logits = torch.matmul(grouped, layer.k.float().transpose(1, 2)) * layer.scaling
+    logits = torch.matmul(grouped, layer.k.float().transpose(1, 2)) * layer.rule.scaling
     logits = logits.reshape(heads, width, tokens)
-    if layer.softcap is not None:
-        logits = layer.softcap * torch.tanh(logits / layer.softcap)
+    softcap, sliding_window = layer.rule.softcap, layer.rule.sliding_window
+    if softcap is not None:
+        logits = softcap * torch.tanh(logits / softcap)
     device = logits.device
     query_at = torch.arange(tokens - width, tokens, device=device)[:, None]
     key_at = torch.arange(tokens, device=device)[None, :]
     hidden = key_at > query_at
-    if layer.sliding_window is not None:
-        hidden |= key_at <= query_at - layer.sliding_window
+    if sliding_window is not None:
+        hidden |= key_at <= query_at - sliding_window
     return logits.masked_fill_(hidden, float("-inf")).softmax(-1)
 
 

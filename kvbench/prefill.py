@@ -49,6 +49,18 @@ class QueryStatistics:
 
 
 @dataclass(frozen=True)
+class AttentionRule:
+    """What a layer's attention is beside softmax(q.k) v."""
+
+    scaling: float
+    """Factor on q.k before the softmax."""
+    sliding_window: int | None = None
+    """Key at p_k is visible from query at p_q iff p_q - sliding_window < p_k <= p_q; None: all."""
+    softcap: float | None = None
+    """Logits become softcap * tanh(logits / softcap); None: untouched."""
+
+
+@dataclass(frozen=True)
 class LayerState:
     """One attention layer after the prefill. Tensors are contiguous and never written to."""
 
@@ -58,12 +70,7 @@ class LayerState:
     """[G, T, D] values."""
     q_win: Tensor
     """[Q, W, D] queries after RoPE of the last W tokens, W = min(needs.window, T)."""
-    scaling: float
-    """Factor on q.k before the softmax."""
-    sliding_window: int | None
-    """Key at p_k is visible from query at p_q iff p_q - sliding_window < p_k <= p_q; None: all."""
-    softcap: float | None
-    """Logits become softcap * tanh(logits / softcap); None: untouched."""
+    rule: AttentionRule
     k_pre: Tensor | None = None
     """[G, T, D] keys before RoPE, where asked for."""
     rotary: Rotary | None = None

@@ -25,7 +25,7 @@ from kvbench.attention import (
     hidden_at,
 )
 from kvbench.ops import top_rows
-from kvbench.prefill import LayerState
+from kvbench.prefill import AttentionRule, LayerState
 
 _QUERY_BLOCK = 128  # queries scored at once: Q * 128 * n floats
 
@@ -77,10 +77,7 @@ class PruningCapture:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Keep the layer's state, choose what the next layer is fed, return the attention."""
         assert q.shape[0] == 1, "a prefill is captured one prompt at a time"
@@ -92,18 +89,16 @@ class PruningCapture:
             k=k[0],
             v=v[0],
             q_win=q[0, :, :0].clone(),
-            scaling=scaling,
-            sliding_window=sliding_window,
-            softcap=softcap,
+            rule=rule,
             positions=at,
         )
         self.layers.append(state)
         if layer + 1 < len(self._plan.context):
             self._choose(state, q[0], self._plan.context[layer + 1])
-        if sliding_window is None:
+        if rule.sliding_window is None:
             # Order is all that causality needs; gaps between positions change nothing.
-            return causal_attention(q, k, v, scaling, None, softcap)
-        return attention_at(q, k, v, at, at, scaling, sliding_window, softcap)
+            return causal_attention(q, k, v, rule)
+        return attention_at(q, k, v, at, at, rule)
 
     def _choose(self, layer: LayerState, q: Tensor, context: int) -> None:
         """Decide which of the n tokens the next layer is fed."""
@@ -151,10 +146,8 @@ def context_scores(layer: LayerState, q: Tensor, distance_weight: float) -> Tens
     scores = torch.zeros(before, dtype=torch.float32, device=q.device)
     for start in range(0, tail, _QUERY_BLOCK):
         end = min(start + _QUERY_BLOCK, tail)
-        hidden = hidden_at(at[before + start : before + end], at, layer.sliding_window)
-        attention = attention_weights(
-            q[None, :, start:end], layer.k[None], layer.scaling, layer.softcap, hidden
-        )
+        hidden = hidden_at(at[before + start : before + end], at, layer.rule.sliding_window)
+        attention = attention_weights(q[None, :, start:end], layer.k[None], layer.rule, hidden)
         received = attention[..., :before].sum(dim=(0, 1, 2))  # [t, n - tail]
         scores += weights[start:end] @ received
     return scores / (heads * tail)

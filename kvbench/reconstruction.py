@@ -21,7 +21,7 @@ from kvbench.prompt import chat_around
 
 if TYPE_CHECKING:
     from kvbench.model import LoadedModel
-    from kvbench.prefill import LayerState
+    from kvbench.prefill import AttentionRule, LayerState
 
 _QUERY_BLOCK = 128  # queries scored at once: Q * 128 * n floats
 
@@ -169,10 +169,7 @@ class _Pass:
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        *,
-        scaling: float,
-        sliding_window: int | None,
-        softcap: float | None,
+        rule: AttentionRule,
     ) -> Tensor:
         """Write the chunk's scores and return the attention over the whole cache."""
         state = self._layers[layer]
@@ -185,9 +182,7 @@ class _Pass:
             torch.cat([state.k[None, :, scored], k], 2),
             at,
             torch.cat([scored, at]),
-            scaling,
-            sliding_window,
-            softcap,
+            rule,
         )[:, len(visible) : len(scored)]
         cached = torch.arange(state.tokens, device=q.device)
         return attention_at(
@@ -196,9 +191,7 @@ class _Pass:
             torch.cat([state.v[None], v], 2),
             at,
             torch.cat([cached, at]),
-            scaling,
-            sliding_window,
-            softcap,
+            rule,
         )
 
 
@@ -207,9 +200,7 @@ def most_attention(
     k: Tensor,
     query_at: Tensor,
     key_at: Tensor,
-    scaling: float,
-    sliding_window: int | None,
-    softcap: float | None,
+    rule: AttentionRule,
 ) -> Tensor:
     """The most attention each key receives from any query of its head's group: [G, n] float32.
 
@@ -220,14 +211,12 @@ def most_attention(
         k: [1, G, n, D].
         query_at: [t] positions.
         key_at: [n] positions.
-        scaling: factor on q.k.
-        sliding_window: a key further back than this receives none.
-        softcap: bound of the logits, or None.
+        rule: of the layer; a key behind its window receives none.
     """
     most = torch.zeros(k.shape[1], k.shape[2], dtype=torch.float32, device=q.device)
     for block in range(0, q.shape[2], _QUERY_BLOCK):
         some = slice(block, block + _QUERY_BLOCK)
-        hidden = hidden_at(query_at[some], key_at, sliding_window)
-        weights = attention_weights(q[:, :, some], k, scaling, softcap, hidden)
+        hidden = hidden_at(query_at[some], key_at, rule.sliding_window)
+        weights = attention_weights(q[:, :, some], k, rule, hidden)
         most = torch.maximum(most, weights.amax(dim=(0, 2, 3)))
     return most

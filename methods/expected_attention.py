@@ -64,12 +64,12 @@ class ExpectedAttention(ScoringMethod):
         heads, dim = statistics.mean.shape
         keys = layer.k[:, sinks:].float().unsqueeze(1)  # [G, 1, n, D]
         mean = rotate(statistics.mean).view(layer.kv_heads, -1, dim, 1)
-        logits = (keys @ mean)[..., 0] * layer.scaling  # [G, g, n]
+        logits = (keys @ mean)[..., 0] * layer.rule.scaling  # [G, g, n]
         if self.covariance:
             # R C R^T, one side at a time: `rotate` turns the last dimension.
             turned = rotate(rotate(statistics.covariance).transpose(1, 2)).transpose(1, 2)
             spread = keys @ turned.view(layer.kv_heads, -1, dim, dim)
-            logits = logits + (spread * keys).sum(-1) * layer.scaling**2 / 2
+            logits = logits + (spread * keys).sum(-1) * layer.rule.scaling**2 / 2
         weights = logits.softmax(-1).reshape(heads, -1)
         scores = scores_by_layout(weights, layer.kv_heads, self.heads)
         if self.value_norm:

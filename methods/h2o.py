@@ -78,7 +78,7 @@ class H2O(ScoringMethod):
         sums = layer.column_sums[:, : layer.tokens - window]
         if self.normalise == "visible":
             at = torch.arange(sums.shape[1], device=sums.device)
-            sums = sums / seen_by(at, layer.tokens, layer.sliding_window)
+            sums = sums / seen_by(at, layer.tokens, layer.rule.sliding_window)
         return scores_by_layout(sums, layer.kv_heads, self.heads)
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
@@ -102,7 +102,7 @@ class H2O(ScoringMethod):
                     self,
                     newest,
                     rows,
-                    layer.sliding_window,
+                    layer.rule.sliding_window,
                 )
             )
         return Compressed(tuple(layers))

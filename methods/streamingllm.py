@@ -61,10 +61,10 @@ class StreamingLLM(Method):
         rows = kept.expand(layer.kv_heads, -1)
         if self.positions == "original":
             (band,) = store_rows(layer, rows).materialise()
-            return Stream(band, newest, None, layer.sliding_window is not None)
+            return Stream(band, newest, None, layer.rule.sliding_window is not None)
         assert layer.k_pre is not None
         band = Band(gather_rows(layer.k_pre, rows), gather_rows(layer.v, rows), rows.int())
-        return Stream(band, newest, layer.rotary, layer.sliding_window is not None)
+        return Stream(band, newest, layer.rotary, layer.rule.sliding_window is not None)
 
     def _store(self, layer: LayerState, kept: Tensor, newest: int) -> Store:
         rows = kept.expand(layer.kv_heads, -1)
@@ -75,7 +75,7 @@ class StreamingLLM(Method):
         index = torch.arange(len(kept), device=kept.device).expand(layer.kv_heads, -1)
         keys = layer.rotary.rotate(gather_rows(layer.k_pre, rows), index)
         band = Band(keys, gather_rows(layer.v, rows), index.to(torch.int32))
-        return RowStore((band,), layer.sliding_window is not None)
+        return RowStore((band,), layer.rule.sliding_window is not None)
 
 
 @dataclass(frozen=True)

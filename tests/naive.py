@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvbench.prefill import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill import AttentionRule, LayerState, Prefill, QueryStatistics, Rotary
 from kvbench.pruning import PruningPlan
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -60,9 +60,7 @@ def random_prefill(
                 k=rotary.rotate(k_pre, at),
                 v=v,
                 q_win=randn(query_heads, min(window, tokens), dim),
-                scaling=dim**-0.5,
-                sliding_window=sliding_window,
-                softcap=None,
+                rule=AttentionRule(dim**-0.5, sliding_window),
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=torch.rand(query_heads, tokens, generator=rng),
@@ -92,16 +90,16 @@ def pruned(prefill: Prefill, plan: PruningPlan | None) -> Prefill:
 
 def window_attention(layer: LayerState, window: int) -> Tensor:
     """Attention of the last queries, one query and head at a time: [Q, W, T]."""
-    tokens, heads = layer.tokens, layer.query_heads
+    tokens, heads, window_of = layer.tokens, layer.query_heads, layer.rule.sliding_window
     group = heads // layer.kv_heads
     out = torch.zeros(heads, window, tokens)
     for head in range(heads):
         for i in range(window):
             at = tokens - window + i
             query = layer.q_win[head, layer.q_win.shape[1] - window + i].double()
-            first = 0 if layer.sliding_window is None else max(0, at - layer.sliding_window + 1)
+            first = 0 if window_of is None else max(0, at - window_of + 1)
             keys = layer.k[head // group, first : at + 1].double()
-            out[head, i, first : at + 1] = (keys @ query * layer.scaling).softmax(0).float()
+            out[head, i, first : at + 1] = (keys @ query * layer.rule.scaling).softmax(0).float()
     return out
 
 

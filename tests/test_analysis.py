@@ -27,12 +27,12 @@ from kvbench.method import Needs
 from kvbench.methods.snapkv import SnapKV
 from kvbench.model import LoadedModel
 from kvbench.ops import window_attention
-from kvbench.prefill import LayerState, Prefill
+from kvbench.prefill import AttentionRule, LayerState, Prefill
 
 
 def a_layer(**changes: object) -> LayerState:
     k = torch.randn(2, 63, 8, generator=torch.Generator().manual_seed(0))
-    layer = LayerState(k, k.flip(1), k.repeat(2, 1, 1), 0.3, None, None)
+    layer = LayerState(k, k.flip(1), k.repeat(2, 1, 1), AttentionRule(0.3))
     return replace(layer, **changes)
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from kvbench.attention import causal_attention, column_sums
+from kvbench.prefill import AttentionRule
 
 LENGTHS = [1, 7, 63, 257]
 VARIANTS = [(None, None), (16, None), (None, 2.0), (16, 2.0)]
@@ -47,7 +48,7 @@ def test_causal_attention_equals_its_naive_twin(
     q, k, v = random_qkv(tokens)
     weights = naive_weights(q, k, 0.3, window, softcap)
     expected = weights @ v.double().repeat_interleave(2, dim=0)
-    out = causal_attention(q[None], k[None], v[None], 0.3, window, softcap)
+    out = causal_attention(q[None], k[None], v[None], AttentionRule(0.3, window, softcap))
     torch.testing.assert_close(out[0].double(), expected, atol=2e-6, rtol=1e-5)
 
 
@@ -58,13 +59,13 @@ def test_column_sums_equal_their_naive_twin(
 ) -> None:
     q, k, _ = random_qkv(tokens)
     expected = naive_weights(q, k, 0.3, window, softcap).sum(dim=1)
-    sums = column_sums(q, k, 0.3, window, softcap)
+    sums = column_sums(q, k, AttentionRule(0.3, window, softcap))
     assert sums.dtype == torch.float32
     torch.testing.assert_close(sums.double(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_column_sums_of_zero_logits_are_harmonic_tails() -> None:
-    sums = column_sums(torch.zeros(2, 4, 8), torch.zeros(1, 4, 8), 1.0)
+    sums = column_sums(torch.zeros(2, 4, 8), torch.zeros(1, 4, 8), AttentionRule(1.0))
     expected = torch.tensor([25 / 12, 13 / 12, 7 / 12, 1 / 4]).expand(2, 4)
     torch.testing.assert_close(sums, expected)
 
@@ -72,8 +73,8 @@ def test_column_sums_of_zero_logits_are_harmonic_tails() -> None:
 def test_column_sums_are_float32_arithmetic_for_half_precision_models() -> None:
     q, k, _ = random_qkv(63)
     half_q, half_k = q.bfloat16(), k.bfloat16()
-    exact = column_sums(half_q.float(), half_k.float(), 0.3)
-    assert torch.equal(column_sums(half_q, half_k, 0.3), exact)
+    exact = column_sums(half_q.float(), half_k.float(), AttentionRule(0.3))
+    assert torch.equal(column_sums(half_q, half_k, AttentionRule(0.3)), exact)
 
 
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (64, None), (64, 2.0)])
@@ -86,15 +87,16 @@ def test_causal_attention_of_a_long_prompt_holds_no_square_matrix(
     with torch.profiler.profile(
         activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
     ) as profile:
-        causal_attention(q, q, q, 0.3, window, softcap)
+        causal_attention(q, q, q, AttentionRule(0.3, window, softcap))
     largest = max(abs(event.cpu_memory_usage) for event in profile.events())
     assert largest < heads * tokens * tokens * 4 / 8
 
 
 def test_bfloat16_attention_stays_near_float32() -> None:
     q, k, v = (x[None] for x in random_qkv(257))
-    exact = causal_attention(q, k, v, 0.3, 16, 2.0)
-    half = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), 0.3, 16, 2.0)
+    rule = AttentionRule(0.3, 16, 2.0)
+    exact = causal_attention(q, k, v, rule)
+    half = causal_attention(q.bfloat16(), k.bfloat16(), v.bfloat16(), rule)
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().max() < 0.05
     assert math.isfinite(float(half.sum()))

@@ -36,8 +36,8 @@ def test_softcap_bounds_the_logits_before_the_softmax():
     from dataclasses import replace
 
     layer = naive.random_prefill(20, layers=1).layers[0]
-    capped = window_attention(replace(layer, softcap=0.5), 3)
-    logits = (layer.q_win[0, -1] @ layer.k[0].T) * layer.scaling
+    capped = window_attention(replace(layer, rule=replace(layer.rule, softcap=0.5)), 3)
+    logits = (layer.q_win[0, -1] @ layer.k[0].T) * layer.rule.scaling
     expected = (0.5 * torch.tanh(logits / 0.5)).softmax(-1)
     torch.testing.assert_close(capped[0, -1], expected, atol=1e-6, rtol=0)
 

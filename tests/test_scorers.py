@@ -196,7 +196,7 @@ def test_expected_attention_approaches_the_mean_weight_of_gaussian_queries():
     statistics = layer.query_statistics[0]
     root = torch.linalg.cholesky(statistics.covariance[0] + 1e-6 * torch.eye(8))
     samples = statistics.mean[0] + torch.randn(400_000, 8, generator=rng) @ root.T
-    sampled = (samples @ layer.k[0].T * layer.scaling).exp().mean(0)
+    sampled = (samples @ layer.k[0].T * layer.rule.scaling).exp().mean(0)
     method = ExpectedAttention(sinks=0, value_norm=False)
     found = method.head_scores(layer, 0)[0]
     torch.testing.assert_close(found, sampled / sampled.sum(), atol=2e-3, rtol=0.05)

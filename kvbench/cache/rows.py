@@ -121,7 +121,7 @@ def store_rows(layer: LayerState, rows: Tensor, *, union: bool = False) -> Store
         union: with H = Q, store the distinct rows of each KV head once, with index lists, rather
             than one copy per query head.
     """
-    windowed = layer.sliding_window is not None
+    windowed = layer.rule.sliding_window is not None
     if union and rows.shape[0] != layer.kv_heads:
         groups, places = [], []
         per_kv_head = rows.reshape(layer.kv_heads, rows.shape[0] // layer.kv_heads, rows.shape[1])
@@ -164,7 +164,7 @@ def store_ragged_rows(layer: LayerState, rows: list[Tensor]) -> RowStore:
         Band(layer.k[h // copies, r][None], layer.v[h // copies, r][None], r.to(torch.int32)[None])
         for h, r in enumerate(rows)
     ]
-    return RowStore(tuple(bands), layer.sliding_window is not None)
+    return RowStore(tuple(bands), layer.rule.sliding_window is not None)
 
 
 def store_whole(layer: LayerState) -> RowStore:
@@ -175,4 +175,4 @@ def store_whole(layer: LayerState) -> RowStore:
         positions = layer.positions.to(torch.int32)
     band = Band(layer.k, layer.v, positions.expand(layer.kv_heads, -1))
     # Without gaps a row's place is its position, and none need be kept.
-    return RowStore((band,), layer.positions is not None and layer.sliding_window is not None)
+    return RowStore((band,), layer.positions is not None and layer.rule.sliding_window is not None)
