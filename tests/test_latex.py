@@ -105,7 +105,7 @@ def a_figures_sheets(folder: Path) -> list[Sheet]:
     rows = {"25%": ["snapkv_kvf"], "75%": ["spindlekv[beta=0.1,heads=kv]"]}
     spec = FigureSpec(title="Fig. 6", x="share", over=["fullkv"], series={"K & V": rows})
     tables = tables_of(folder / "run")
-    return figure_sheets(parts(tables, spec), tables, spec)
+    return figure_sheets(parts(tables, spec), tables, spec, Path("f.svg"))
 
 
 SHAPES: dict[str, Callable[[Path], list[Sheet]]] = {

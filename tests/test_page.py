@@ -188,6 +188,34 @@ def test_a_run_without_fullkv_has_a_page_without_differences(tmp_path: Path) -> 
     assert "Differences to" not in text and "snapkv" in text
 
 
+def test_the_page_of_an_experiment_shows_the_papers_figure_and_numbers_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    alone, quarter = "kvcrush@64[base=h2o_kvf,share=0.0]", "kvcrush@64[base=h2o_kvf]"
+    scores = {alone: {"qasper": [0.5]}, quarter: {"qasper": [0.75]}}
+    head = header(labels=list(scores), tasks=["qasper"])
+    write_shard(Path("results/runs/kvcrush-figure5"), head, records(scores))
+    words = ["report", "experiment=kvcrush/figure5", "--format", "html"]
+    text = CliRunner().invoke(app, words, catch_exceptions=False).stdout
+    outline = Outline(text)
+    shown = "".join(outline.text)
+    assert shown.index("Beside the paper") < shown.index("+25.00") < shown.index("Score against")
+    assert {"paper", "scores"} <= set(outline.attributes("id"))
+    assert "figure5" in set(outline.attributes("aria-label"))
+
+
+def test_the_page_of_an_analysis_holds_its_figure_and_its_table(tmp_path: Path) -> None:
+    words = ["run", "model=tiny-random", "task=hotpotqa", "limit=1", f"out={tmp_path}"]
+    CliRunner().invoke(app, [*words, "analysis=sparsity"], catch_exceptions=False)
+    report = CliRunner().invoke(app, ["report", str(tmp_path), "--format", "html"])
+    assert report.exit_code == 0, report.output
+    outline = Outline(report.stdout)
+    assert "tokens outside 95% of the attention" in "".join(outline.text)
+    assert "sparsity" in set(outline.attributes("aria-label"))
+    assert "scores" not in set(outline.attributes("id"))
+
+
 def in_chromium(path: Path, folder: Path, width: int) -> str:
     """The page's document after its scripts ran."""
     assert CHROMIUM is not None

@@ -95,7 +95,7 @@ def test_a_panel_of_seconds_has_no_gain_and_no_interval(tables: list[Table]) -> 
     assert part.columns[-1].name == "seconds to compress"
     assert [row[-1].value for row in part.points] == pytest.approx([0.1] * 3)
     assert part.baseline[-1] is None
-    (sheet,) = figure_sheets([part], tables, CHANGES)
+    (sheet,) = figure_sheets([part], tables, CHANGES, Path("figure.svg"))
     assert [row.cells[-1].text for row in sheet.rows] == ["0.100"] * 3
 
 

@@ -30,6 +30,12 @@ def analysis_sheets(folder: Path) -> list[Sheet]:
     return found
 
 
+def analysis_drawings(folder: Path) -> list[Path]:
+    """Return the analyses' figures of a folder as SVG files."""
+    paths = (folder / f"{name}.svg" for name in FIGURES)
+    return [path for path in paths if path.is_file()]
+
+
 def _panels(path: Path) -> dict[str, dict[str, dict[int, str]]]:
     """Panel -> row or line -> column -> value."""
     panels: dict[str, dict[str, dict[int, str]]] = {}

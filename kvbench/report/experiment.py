@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from kvbench.report.look import Look
 from kvbench.report.paper import Beside, Numbers, paper_csv, paper_sheets
 from kvbench.report.paper_classifier import ClassifierNumbers, tested_classifier
 from kvbench.report.paper_drawing import draw
-from kvbench.report.paper_figure import FigureSpec, figure_csv, figure_sheets, parts
+from kvbench.report.paper_figure import FigureSpec, Part, figure_csv, figure_sheets, parts
 from kvbench.report.paper_scores import ScoreNumbers
 from kvbench.report.paper_speed import SpeedNumbers
 from kvbench.report.render import drawn, report
 from kvbench.report.speed_sheet import speed_card, speed_runs
-from kvbench.report.tables import tables_of
+from kvbench.report.tables import Table, tables_of
 
 
 def experiment_report(words: Sequence[str], look: Look) -> str:
@@ -27,23 +26,29 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
 
     Args:
         words: `experiment=spindlekv/table10`, and `out=FOLDER` where the run was given one.
-        look: the form. HTML shows the run folder, as does an experiment without printed numbers.
+        look: the form. A page shows the run as well; where no numbers were printed, all forms do.
 
     Raises:
         UserError: there is no such experiment, it was not run, or a word is neither of these.
     """
     name, _ = _named(words)
     folder, config = experiment_folder(words), _config(name)
-    spec = FigureSpec.of(config.get("experiment"))
-    if spec is not None and look.form != "html":
-        return _figure_report(spec, folder, name, look)
-    beside = Beside.of(config.get("experiment"))
-    if beside is None or look.form == "html":
+    node = config.get("experiment")
+    drawings: list[Path] = []
+    if (spec := FigureSpec.of(node)) is not None:
+        tables, found = _figure(spec, folder, name)
+        if look.form == "csv":
+            return figure_csv(found, spec)
+        drawings = draw(found, spec, folder / "figures", name.partition("/")[2])[-1:]
+        sheets = figure_sheets(found, tables, spec, drawings[0])
+    elif (beside := Beside.of(node)) is not None:
+        numbers = _numbers(config.get("analysis"), folder)
+        if look.form == "csv":
+            return paper_csv(beside, numbers)
+        sheets = paper_sheets(beside, numbers)
+    else:
         return report(folder, look)
-    numbers = _numbers(config.get("analysis"), folder)
-    if look.form == "csv":
-        return paper_csv(beside, numbers)
-    return drawn(paper_sheets(beside, numbers), look)
+    return report(folder, look, sheets, drawings) if look.form == "html" else drawn(sheets, look)
 
 
 def experiment_folder(words: Sequence[str]) -> Path:
@@ -65,8 +70,8 @@ def _config(name: str) -> Mapping[str, Any]:
     return next(c.config for c in choices("experiment") if c.name == name)
 
 
-def _figure_report(spec: FigureSpec, folder: Path, name: str, look: Look) -> str:
-    """Draw a paper's figure into the run folder and return its points.
+def _figure(spec: FigureSpec, folder: Path, name: str) -> tuple[list[Table], list[Part]]:
+    """A run's tables, and the points of a paper's figure in them.
 
     Raises:
         UserError: the folder holds none of its rows.
@@ -75,13 +80,7 @@ def _figure_report(spec: FigureSpec, folder: Path, name: str, look: Look) -> str
     found = parts(tables, spec)
     if not found:
         raise UserError(f"{folder} holds no row of experiment={name}: kvbench report {folder}")
-    if look.form == "csv":
-        return figure_csv(found, spec)
-    drawing = draw(found, spec, folder / "figures", name.partition("/")[2])
-    sheets = figure_sheets(found, tables, spec)
-    note = f"Drawn in {drawing[0].with_suffix('.svg')}, and as PNG and PDF."
-    sheets[-1] = replace(sheets[-1], notes=(*sheets[-1].notes, note))
-    return drawn(sheets, look)
+    return tables, found
 
 
 def _numbers(analysis: str | None, folder: Path) -> Numbers:

@@ -9,6 +9,7 @@ import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources
+from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
@@ -47,8 +48,21 @@ class _View:
     provenance: tuple[tuple[str, str], ...]
 
 
-def page(tables: Sequence[Table], look: Look) -> str:
+def page(
+    tables: Sequence[Table],
+    look: Look,
+    sheets: Sequence[Sheet] = (),
+    drawings: Sequence[Path] = (),
+    paper_title: str = "Beside the paper",
+) -> str:
     """Write the page.
+
+    Args:
+        tables: of the run's scores; none where it measured something else.
+        look: how many samples are shown, and the reference.
+        sheets: a paper's table beside ours, or what else was measured; shown first.
+        drawings: SVG files that belong to them.
+        paper_title: heading of the two.
 
     Raises:
         UserError: differences to a reference are asked for that a table does not have.
@@ -58,10 +72,20 @@ def page(tables: Sequence[Table], look: Look) -> str:
     )
     environment.filters["percent"] = lambda share: f"{100 * share:.1f}%"
     template = environment.from_string(_file("page.html.jinja"))
-    views = [_view(table, look) for table in tables]
     return template.render(
-        views=views, style=Markup(_file("page.css")), script=Markup(_file("page.js"))
+        views=[_view(table, look) for table in tables],
+        sheets=sheets,
+        drawings=[_drawing(path) for path in drawings],
+        paper_title=paper_title,
+        card=list(dict.fromkeys(line for sheet in sheets for line in sheet.card)),
+        style=Markup(_file("page.css")),
+        script=Markup(_file("page.js")),
     )
+
+
+def _drawing(path: Path) -> Chart:
+    svg = path.read_text(encoding="utf-8")
+    return Chart(path.stem, Markup(inline(svg, path.stem)), wide=True)
 
 
 def _file(name: str) -> str:

@@ -10,6 +10,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean
 from textwrap import fill
 from typing import Any
@@ -184,8 +185,17 @@ def _corrected(rows: Sequence[tuple[Point, ...]]) -> Iterator[tuple[Point, ...]]
         yield tuple(p if p.p is None else replace(p, p=next(corrected)) for p in row)
 
 
-def figure_sheets(found: Sequence[Part], tables: Sequence[Table], spec: FigureSpec) -> list[Sheet]:
-    """Return the points as tables: a row for each point, a column for each panel."""
+def figure_sheets(
+    found: Sequence[Part], tables: Sequence[Table], spec: FigureSpec, drawing: Path
+) -> list[Sheet]:
+    """Return the points as tables: a row for each point, a column for each panel.
+
+    Args:
+        found: the points.
+        tables: the run's, for their protocol.
+        spec: what is drawn.
+        drawing: the figure's SVG file, beside its PNG and PDF.
+    """
     sheets = []
     for part in found:
         headings = [Heading("series"), Heading(spec.x_title, fill(spec.x_title, _HEADING_WIDTH))]
@@ -201,6 +211,7 @@ def figure_sheets(found: Sequence[Part], tables: Sequence[Table], spec: FigureSp
     else:
         notes = ["In each cell: score x100 and its 95% interval."]
     notes.append("The paper prints no numbers beside its figure.")
+    notes.append(f"Drawn in {drawing}, and as PNG and PDF.")
     card = tuple(protocol_card(tables[-1]))
     return [*sheets[:-1], *(replace(s, notes=tuple(notes), card=card) for s in sheets[-1:])]
 

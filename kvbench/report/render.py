@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.errors import UserError
-from kvbench.report.analysis_sheets import analysis_sheets
+from kvbench.report.analysis_sheets import analysis_drawings, analysis_sheets
 from kvbench.report.heatmap import needle_figures
 from kvbench.report.latex import latex
 from kvbench.report.look import Look
@@ -20,25 +19,33 @@ from kvbench.report.tables import tables_of
 from kvbench.report.terminal import terminal
 
 
-def report(folder: Path, look: Look) -> str:
+def report(
+    folder: Path, look: Look, paper: Sequence[Sheet] = (), drawings: Sequence[Path] = ()
+) -> str:
     """Return the tables of a run folder as text.
 
+    Args:
+        folder: of the run.
+        look: the form.
+        paper: a paper's table beside ours, which a page shows first.
+        drawings: SVG files of a paper's figure, likewise.
+
     Raises:
-        UserError: the folder holds no records, no row has the label of the reference, or what is
-            there has no such form.
+        UserError: the folder holds no records, or no row has the label of the reference.
     """
     analyses = analysis_sheets(folder)
-    if analyses and look.form == "html":
-        raise UserError(f"{folder} holds an analysis, which has no page: give another --format")
+    if look.form == "html":
+        from kvbench.report.page import page
+
+        if analyses:
+            title = "Beside the paper" if paper else "Measured"
+            return page([], look, [*paper, *analyses], analysis_drawings(folder), title)
+        return page(tables_of(folder), look, paper, drawings)
     if analyses:
         return sheet_csv(analyses) if look.form == "csv" else drawn(analyses, look)
     tables = tables_of(folder)
     if look.form == "csv":
         return table_csv(tables, look)
-    if look.form == "html":
-        from kvbench.report.page import page
-
-        return page(tables, look)
     return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
 
 
