@@ -45,7 +45,7 @@ def draw(found: Sequence[Part], spec: FigureSpec, folder: Path, name: str) -> li
         figure.suptitle(f"{spec.title}{model}", fontsize=7)
         if len(spec.series) > 1:
             names = grid.flat[0].get_legend_handles_labels()
-            figure.legend(*names, loc="outside lower center", ncols=4)
+            figure.legend(*names, loc="outside lower center", ncols=2 if len(panels) == 1 else 4)
         return figures.save(figure, folder, name)
 
 
@@ -54,12 +54,16 @@ def _panel(axes: Any, part: Part, i: int, spec: FigureSpec) -> None:
     points = [row[i] for row in part.points]
     baseline = part.baseline[i]
     if baseline is not None:
-        axes.axhline(baseline, color="#444444", linewidth=0.6, linestyle=(0, (4, 3)))
+        label = None if spec.over else "FullKV"
+        dashes = {"color": "#444444", "linewidth": 0.6, "linestyle": (0, (4, 3))}
+        axes.axhline(baseline, label=label, **dashes)
     (_lines if spec.lines else _bars)(axes, points, list(spec.series))
     axes.spines[["top", "right"]].set_visible(False)
-    if spec.over and baseline is not None:
+    low, high = axes.get_ylim()
+    if not spec.over:
+        axes.set_ylim(0, max(high, 1))
+    elif baseline is not None:
         # Gains of nothing, or of hundredths, shall not look like gains.
-        low, high = axes.get_ylim()
         axes.set_ylim(min(low, -1), max(high, 1))
 
 
@@ -77,6 +81,11 @@ def _lines(axes: Any, points: Sequence[Point], series: Sequence[str]) -> None:
             marker=_MARKERS[number % len(_MARKERS)],
             elinewidth=0.6,
         )
+
+    places = sorted({int(p.x) for p in points if p.x.isdigit()})
+    if places:  # sizes, which double
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(places, [str(place) for place in places], minor=False)
 
 
 def _bars(axes: Any, points: Sequence[Point], series: Sequence[str]) -> None:

@@ -44,6 +44,7 @@ class FigureSpec:
     """One panel per task instead of one per group."""
     seconds: bool = False
     """A panel of the seconds that compressing took as well."""
+    note: str = "The paper prints no numbers beside its figure."
 
     @classmethod
     def of(cls, node: Mapping[str, Any] | None) -> FigureSpec | None:
@@ -210,7 +211,7 @@ def figure_sheets(
         notes.append(f"*: p below {SIGNIFICANT}, corrected by Holm for a table's comparisons.")
     else:
         notes = ["In each cell: score x100 and its 95% interval."]
-    notes.append("The paper prints no numbers beside its figure.")
+    notes.append(spec.note)
     notes.append(f"Drawn in {drawing}, and as PNG and PDF.")
     card = tuple(protocol_card(tables[-1]))
     return [*sheets[:-1], *(replace(s, notes=tuple(notes), card=card) for s in sheets[-1:])]
