@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import json
 import os
+import re
 import secrets
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,6 +37,9 @@ ALWAYS = Needs(window=64)
 
 _CODE = (attention, capture, prefill, pruning, reconstruction)
 """Another version of any of these makes other prefills."""
+
+_ENTRY = re.compile(r"[0-9a-f]{32}-[0-9a-f]{32}\.safetensors")
+"""Names of entries; other files in the folder, such as a model's weights, are never deleted."""
 
 _TENSORS = ("k", "v", "q_win", "k_pre", "column_sums", "positions")
 
@@ -111,8 +115,9 @@ class CaptureCache:
             )
 
     def _make_room(self) -> None:
-        """Delete what was used longest ago until the folder is within its bound."""
-        sizes = {p: p.stat() for p in self._folder.path.glob("*.safetensors")}
+        """Delete the entries used longest ago until those left are within the bound."""
+        files = self._folder.path.glob("*.safetensors")
+        sizes = {p: p.stat() for p in files if _ENTRY.fullmatch(p.name)}
         total = sum(s.st_size for s in sizes.values())
         for path in sorted(sizes, key=lambda p: sizes[p].st_mtime_ns):
             if total <= self._folder.limit_bytes:
@@ -203,14 +208,14 @@ def _read(path: Path, model: LoadedModel) -> tuple[Needs, Prefill] | None:
         with safe_open(path, framework="pt") as file:
             facts = json.loads(file.metadata()["prefill"])
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        layers = tuple(
+            _layer(tensors, f"{n}.", layer, model) for n, layer in enumerate(facts["layers"])
+        )
+        logits = tensors["last_logits"].to(model.device)
+        made = Prefill(layers, last_logits=logits, template_tokens=facts["template_tokens"])
+        return _needs(facts["needs"]), made
+    except (OSError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError):
         return None
-    layers = tuple(
-        _layer(tensors, f"{number}.", layer, model) for number, layer in enumerate(facts["layers"])
-    )
-    logits = tensors["last_logits"].to(model.device)
-    made = Prefill(layers, last_logits=logits, template_tokens=facts["template_tokens"])
-    return _needs(facts["needs"]), made
 
 
 def _layer(

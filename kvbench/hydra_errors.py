@@ -31,6 +31,15 @@ def one_line(error: HydraException, words: Sequence[str]) -> str:
             return f"config file {missing.name!r} does not exist"
         remedy = did_you_mean(missing.name, error.options or ())
         return f"{missing.parent}={missing.name} is unknown: {remedy}"
+    there = re.search(r"An item is already at '([^']+)'", str(error))
+    if there:
+        return f"+{users_words(there[1])} is there already: write it without the +"
+    several = re.search(r"Ambiguous value for argument '(.+)'\s*1\.", str(error))
+    if several:
+        return (
+            f"{users_words(several[1])} gives several values where one is wanted: give one, or a"
+            " list in brackets; only kvbench run sweeps, with hydra.mode=MULTIRUN"
+        )
     field = re.search(
         r"Could not (?:override|append|delete|delete from config) '([^']+)'", str(error)
     )

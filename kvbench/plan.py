@@ -23,7 +23,7 @@ from kvbench.configured import check_whole_number
 from kvbench.errors import UserError
 from kvbench.method import Method
 from kvbench.modelspec import ModelSpec, model_identity
-from kvbench.tasks.suite import Suite
+from kvbench.tasks.suite import FIRST_TOKENS, Suite
 from kvbench.tasks.task import Sample, Task
 
 BASELINE = "fullkv"
@@ -36,7 +36,7 @@ _LEGAL: dict[str, tuple[object, ...]] = {
     "min_new_tokens": ("newline_tasks", "all", "none"),
     "code_similarity": ("difflib", "levenshtein"),
     "query_aware": (True, False),
-    "first_token": ("prefill", "compressed"),
+    "first_token": FIRST_TOKENS,
 }
 
 

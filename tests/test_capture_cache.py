@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from kvbench import capture as capturing
 from kvbench.capture_cache import CacheFolder, CaptureCache
@@ -135,6 +137,30 @@ def test_the_folder_is_bounded_and_the_longest_unused_goes_first(tiny, tmp_path,
     small.capture(tiny, IDS + 2, Needs())
     assert len(_entries(tmp_path)) == 2
     assert one not in _entries(tmp_path)
+
+
+def test_files_that_are_no_entries_are_never_deleted(tiny, tmp_path, prefills):
+    (tmp_path / "prefills").mkdir()
+    weights = tmp_path / "prefills" / "model-00001-of-00002.safetensors"
+    weights.write_bytes(b"x" * 10_000)
+    os.utime(weights, (1, 1))
+    _cache(tmp_path, limit=1).capture(tiny, IDS, Needs())
+    assert _entries(tmp_path) == [weights]
+
+
+@pytest.mark.parametrize("facts", ["[]", "{}", '{"layers": [{}], "needs": {}}', "[" * 9000, "3"])
+def test_an_entry_of_another_shape_is_computed_again(tiny, tmp_path, prefills, facts):
+    _cache(tmp_path).capture(tiny, IDS, Needs())
+    (entry,) = _entries(tmp_path)
+    key = entry.name.partition("-")[0]
+    entry.unlink()
+    made = tmp_path / "made"
+    save_file({"last_logits": torch.zeros(3)}, made, {"prefill": facts})
+    digest = hashlib.blake2b(made.read_bytes(), digest_size=16).hexdigest()
+    made.rename(tmp_path / "prefills" / f"{key}-{digest}.safetensors")
+    _cache(tmp_path).capture(tiny, IDS, Needs())
+    assert len(prefills) == 2
+    assert _entries(tmp_path) == [entry]
 
 
 def test_a_disk_that_refuses_ends_the_keeping_and_not_the_run(tiny, tmp_path, capsys):

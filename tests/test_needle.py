@@ -332,6 +332,8 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
         (["haystack=bare"], "haystack=bare holds no .txt file"),
         (["haystack=nowhere"], "haystack=nowhere is no folder"),
         (["needle.lengths=[250]"], "needle.lengths=250 has no room for a needle of"),
+        (["needle.lengths=-1"], "needle.lengths=-1 is out of range: give 1 or more"),
+        (["needle.lengths=[0,500]"], "needle.lengths=0 is out of range: give 1 or more"),
         (["needle.lengths=many"], "needle.lengths=many lists no whole numbers"),
         (["needle.lenghts=[500]"], "lengths"),
         (["haystack=holding"], "holds the needle"),

@@ -236,6 +236,8 @@ def test_the_header_says_what_made_the_records(data, tmp_path):
         (["budget='a lot'"], "a lot"),
         (["method=snapkv", "method.window=0"], "window=0"),
         (["method=snapkv", "method.window=wide"], "wide"),
+        (["method=snapkv", "+method.window=8,16"], "+method.window is there already: write it"),
+        (["method=snapkv", "method.window=8,16", "hydra.mode=RUN"], "several values where one"),
         (["method=spindlekv", "method.theta_key=1.2"], "theta_key=1.2"),
         (["limit=0"], "limit=0"),
         (["data=/no/such/folder"], "/no/such/folder"),

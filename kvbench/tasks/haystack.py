@@ -150,15 +150,16 @@ def ends_of_tokens(text: str, tokenizer: Any) -> list[int]:
     return [end for _, end in encoding["offset_mapping"]]
 
 
-def grid_of(setting: str, value: object) -> tuple[int, ...]:
+def grid_of(setting: str, value: object, least: int | None = None) -> tuple[int, ...]:
     """Return the whole numbers that a setting lists, ascending and once each.
 
     Args:
         setting: its name in complaints, such as `needle.lengths`.
         value: a number, a list, or the text `start:stop:step`, stop included.
+        least: the smallest number that makes sense; None: any does.
 
     Raises:
-        UserError: it is none of these, or lists nothing.
+        UserError: it is none of these, lists nothing, or a number below the least.
     """
     found: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
     if isinstance(value, str):
@@ -172,4 +173,6 @@ def grid_of(setting: str, value: object) -> tuple[int, ...]:
             f"{setting}={value} lists no whole numbers: give a list such as [512,1024] or"
             " start:stop:step"
         )
+    if least is not None and min(found) < least:
+        raise UserError(f"{setting}={min(found)} is out of range: give {least} or more")
     return tuple(sorted(set(found)))

@@ -18,6 +18,7 @@ from kvbench.errors import UserError
 from kvbench.score_needle import classic_scores, number_scores
 from kvbench.suggest import did_you_mean
 from kvbench.tasks.haystack import Hay, Haystack, ends_of_tokens, grid_of
+from kvbench.tasks.suite import FIRST_TOKENS
 from kvbench.tasks.task import Sample, Task
 from kvbench.tasks.words import ADJECTIVES, NOUNS, some
 
@@ -27,7 +28,6 @@ GROUP = "Needle"
 DEPTHS = (0, 11, 22, 33, 44, 56, 67, 78, 89, 100)
 """Percent: round(linspace(0, 100, 10)), KVCache-Factory's."""
 
-FIRST_TOKENS = ("prefill", "compressed")
 PROFILES = ("classic", "chat")
 
 _BOOK = (
@@ -121,9 +121,8 @@ class Needle:
             if value not in known:
                 raise UserError(f"needle.{name}={value} is unknown: {did_you_mean(value, known)}")
         check_whole_number("needle.reserve", self.reserve, least=0)
-        for name in ("lengths", "depths"):
-            grid = grid_of(f"needle.{name}", getattr(self, name))
-            object.__setattr__(self, name, grid)
+        object.__setattr__(self, "lengths", grid_of("needle.lengths", self.lengths, least=1))
+        object.__setattr__(self, "depths", grid_of("needle.depths", self.depths))
         for depth in self.grid[1]:
             if not 0 <= depth <= 100:
                 raise UserError(f"needle.depths={depth} is outside 0 to 100: depths are percent")

@@ -129,7 +129,7 @@ class Ruler:
         if not self.families:
             raise UserError(f"ruler.families is empty: give some of {', '.join(FAMILIES)}")
         check_whole_number("ruler.samples_each", self.samples_each)
-        object.__setattr__(self, "lengths", grid_of("ruler.lengths", self.lengths))
+        object.__setattr__(self, "lengths", grid_of("ruler.lengths", self.lengths, least=1))
 
     @property
     def first_token(self) -> str:

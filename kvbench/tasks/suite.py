@@ -8,6 +8,9 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 from kvbench.data import Source
 from kvbench.tasks.task import Sample, Task
 
+FIRST_TOKENS = ("prefill", "compressed")
+"""Where the first generated token can come from: the uncompressed prefill or the kept cache."""
+
 S = TypeVar("S", bound=Source)
 
 
