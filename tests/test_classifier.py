@@ -96,7 +96,7 @@ def encoder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory, encoder):
     """Folder and test result of a classifier of each kind."""
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     torch.set_num_threads(1)
     found = {}
     for kind, path in (("tfidf", None), ("encoder", encoder)):
@@ -128,7 +128,7 @@ def test_the_same_seed_trains_the_same_classifier(trained, kind, encoder, tmp_pa
 
 
 def test_tfidf_says_what_scikit_learn_says():
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
@@ -239,7 +239,7 @@ def test_a_classifier_trained_again_makes_other_records(trained, tmp_path):
 
 
 def test_the_command_trains_and_says_how_to_use_it(tmp_path):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     lines = [json.dumps({"text": e.text, "label": e.task_type}) for e in _examples(20)]
     (tmp_path / "prompts.jsonl").write_text("\n".join(lines))
     out = tmp_path / "classifier"

@@ -211,7 +211,7 @@ def test_bits_of_a_page_are_its_tokens_bits_side_by_side():
 @pytest.mark.parametrize("base", BASES[:3])
 @pytest.mark.parametrize("granularity", ["token", "chunk"])
 def test_kmeans_takes_one_row_of_each_cluster_of_keys(base, granularity):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     prefill = naive.random_prefill(300)
     method = KVCrush(base=base, grouping="kmeans", granularity=granularity)
     kept = _rows(method.compress(prefill, Budget(tokens=100)))
@@ -221,7 +221,7 @@ def test_kmeans_takes_one_row_of_each_cluster_of_keys(base, granularity):
 
 
 def test_kmeans_represents_every_well_separated_cluster():
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     prefill = naive.random_prefill(208, layers=1, kv_heads=1, query_heads=2)
     layer = prefill.layers[0]
     corners = 100 * torch.eye(8)[torch.arange(208) % 8]
