@@ -17,6 +17,7 @@ from kvbench.model import load
 from kvbench.overrides import hydra_words
 from kvbench.plan import Plan
 from kvbench.planning import plan_from_config
+from kvbench.progress import Progress
 from kvbench.record import Writer, run_header
 from kvbench.report.paper import Beside, paper_sheets
 from kvbench.report.paper_speed import SpeedNumbers
@@ -65,11 +66,13 @@ def measured(plan: Plan) -> SpeedRun:
     """
     lengths = _lengths(plan.config["speed"])
     model = load(plan.model)
+    with Progress(plan.model.name, len(plan.variants)) as progress:
+        speeds = measured_speed(model, plan.variants, lengths, progress)
     return SpeedRun(
         model=plan.model.name,
         weights="random weights" if plan.model.kind == "random" else plan.model.path,
         lengths=lengths,
-        speeds=tuple(measured_speed(model, plan.variants, lengths)),
+        speeds=tuple(speeds),
         machine=provenance.machine(str(model.device)),
         versions=provenance.versions(),
     )

@@ -20,6 +20,7 @@ from kvbench.fit import fit
 from kvbench.method import Needs
 from kvbench.model import LoadedModel
 from kvbench.plan import Variant
+from kvbench.progress import Progress
 from kvbench.speed_record import Lengths, Speed
 
 _SEED = 0
@@ -35,7 +36,7 @@ class _Round:
 
 
 def measured_speed(
-    model: LoadedModel, variants: Sequence[Variant], lengths: Lengths
+    model: LoadedModel, variants: Sequence[Variant], lengths: Lengths, progress: Progress
 ) -> list[Speed]:
     """Measure variants one after the other.
 
@@ -48,9 +49,15 @@ def measured_speed(
     ids = torch.randint(vocabulary, (lengths.context,), generator=generator)
     found = []
     for variant in variants:
+        progress.sample(variant.label)
+        progress.phase("warming up")
         _round(model, variant, ids, lengths.generate)
         memory = _Peak(model.device)
-        rounds = [_round(model, variant, ids, lengths.generate) for _ in range(lengths.repeats)]
+        rounds = []
+        for number in range(1, lengths.repeats + 1):
+            progress.phase(f"round {number} of {lengths.repeats}")
+            rounds.append(_round(model, variant, ids, lengths.generate))
+        progress.advance(1, 0)
         found.append(
             Speed(
                 variant.label,

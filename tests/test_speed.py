@@ -19,6 +19,7 @@ from kvbench.plan import Variant
 from kvbench.report.paper import Beside
 from kvbench.report.paper_speed import SpeedNumbers
 from kvbench.report.speed_sheet import speed_runs
+from kvbench.progress import Progress
 from kvbench.speed import _Peak, measured_speed
 from kvbench.speed_record import Lengths, Speed, SpeedRun
 
@@ -39,7 +40,7 @@ def variants(*methods: object) -> list[Variant]:
 
 def test_every_variant_is_timed_and_weighed(tiny: LoadedModel) -> None:
     chosen = variants(FullKV(), SnapKV(window=8), PyramidInfer())
-    full, snap, pyramid = measured_speed(tiny, chosen, Lengths(256, 8, 1))
+    full, snap, pyramid = measured_speed(tiny, chosen, Lengths(256, 8, 1), Progress("m", 3))
     for speed in (full, snap, pyramid):
         assert speed.prefill_s > 0 and speed.decode_s > 0 and speed.compress_s >= 0
         assert speed.native_bytes == full.cache_bytes
@@ -49,7 +50,7 @@ def test_every_variant_is_timed_and_weighed(tiny: LoadedModel) -> None:
 
 def test_lengths_beyond_the_context_are_refused(tiny: LoadedModel) -> None:
     with pytest.raises(UserError) as error:
-        measured_speed(tiny, variants(FullKV()), Lengths(8193, 8, 1))
+        measured_speed(tiny, variants(FullKV()), Lengths(8193, 8, 1), Progress("m", 1))
     assert "8193" in one_line(error)
 
 

@@ -26,6 +26,7 @@ from kvbench.fit import fit
 from kvbench.method import Needs
 from kvbench.model import LoadedModel, load
 from kvbench.plan import BASELINE, Plan, Variant
+from kvbench.progress import Progress
 from kvbench.run import prompt_of, split_prompt
 from kvbench.tasks.task import Sample
 from kvbench.train_classifier import train_planned
@@ -58,7 +59,12 @@ def _figures(plan: Plan) -> list[Path]:
     )
     samples = [s for t in plan.tasks for s in plan.suite.samples(t, source, plan.limit)]
     model = load(plan.model)
-    measured = [_panels(plan, analysis, variants, model, sample) for sample in samples]
+    measured = []
+    with Progress(plan.model.name, len(samples)) as progress:
+        for sample in samples:
+            progress.sample(f"{sample.task.name} {sample.id[:12]}")
+            measured.append(_panels(plan, analysis, variants, model, sample, progress))
+            progress.advance(1, 0)
     panels = _mean(measured)
     files = write_figure(panels, plan.out, plan.analysis)
     numbers = plan.out / f"{plan.analysis}.csv"
@@ -72,14 +78,17 @@ def _panels(
     variants: Sequence[Variant],
     model: LoadedModel,
     sample: Sample,
+    progress: Progress,
 ) -> list[Panel]:
     head, _ = split_prompt(prompt_of(plan, model, sample), plan.protocol)
     ids = torch.tensor(head)
     needs = reduce(or_, (variant.method.needs for variant in variants), analysis.needs)
+    progress.phase("prefill")
     prefill = capture(model, ids, needs)
     prefill = replace(prefill, task_types=task_types(needs.classifiers, sample))
     caches = {}
     for variant in variants:
+        progress.phase(f"compress {variant.label}")
         pruning = variant.method.prefill_plan(len(head), model.geometry.layers, variant.budget)
         own = prefill if pruning is None else capture(model, ids, Needs(), pruning)
         with torch.inference_mode():
