@@ -16,10 +16,10 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.model import LoadedModel, load
 from kvbench.modelspec import ModelSpec, model_identity
 from kvbench.plan import Variant
+from kvbench.progress import Progress
 from kvbench.report.paper import Beside
 from kvbench.report.paper_speed import SpeedNumbers
 from kvbench.report.speed_sheet import speed_runs
-from kvbench.progress import Progress
 from kvbench.speed import _Peak, measured_speed
 from kvbench.speed_record import Lengths, Speed, SpeedRun
 
