@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import CONF, one_line, shipped_spec
+from handmade import header, records, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.budget import Budget
@@ -108,6 +109,18 @@ def test_a_run_of_a_speed_table_is_kept_and_reported_beside_the_papers(
         assert obstacle in " ".join(report.split())
     table = CliRunner().invoke(app, ["report", "results/runs/spindlekv-table9", "--format", "csv"])
     assert len(table.stdout.splitlines()) == 1 + 3
+
+
+def test_scores_and_speeds_of_one_folder_are_both_reported(tmp_path: Path) -> None:
+    scores = {"fullkv": {"qasper": [0.25]}, "snapkv@0.2": {"qasper": [0.75]}}
+    write_shard(tmp_path, header(tasks=["qasper"]), records(scores))
+    alone = CliRunner().invoke(app, ["report", str(tmp_path)]).stdout
+    words = ["run", "model=tiny-random", "analysis=speed", "method=snapkv", f"out={tmp_path}"]
+    lengths = ["speed.context=96", "speed.generate=3", "speed.repeats=1"]
+    assert CliRunner().invoke(app, [*words, *lengths]).exit_code == 0
+    both = CliRunner().invoke(app, ["report", str(tmp_path)]).stdout
+    assert both.startswith(alone)
+    assert "Speed of tiny-random" in both.removeprefix(alone)
 
 
 def test_throughput_is_all_tokens_over_all_time() -> None:

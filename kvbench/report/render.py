@@ -15,7 +15,7 @@ from kvbench.report.published import published_csv, published_table
 from kvbench.report.score_sheets import sheets_of
 from kvbench.report.sheet import Sheet
 from kvbench.report.table_csv import sheet_csv, table_csv
-from kvbench.report.tables import tables_of
+from kvbench.report.tables import holds_records, tables_of
 from kvbench.report.terminal import terminal
 
 
@@ -34,24 +34,22 @@ def report(
         UserError: the folder holds no records, or no row has the label of the reference.
     """
     analyses = analysis_sheets(folder)
+    tables = [] if analyses and not holds_records(folder) else tables_of(folder)
     if look.form == "html":
         from kvbench.report.page import page
 
-        if analyses:
-            title = "Beside the paper" if paper else "Measured"
-            return page([], look, [*paper, *analyses], analysis_drawings(folder), title)
-        return page(tables_of(folder), look, paper, drawings)
-    if analyses:
-        return sheet_csv(analyses) if look.form == "csv" else drawn(analyses, look)
-    tables = tables_of(folder)
+        title = "Beside the paper" if paper else "Measured"
+        drawings = [*drawings, *analysis_drawings(folder)]
+        return page(tables, look, [*paper, *analyses], drawings, title)
     if look.form == "csv":
-        return table_csv(tables, look)
-    return "\n".join(drawn(sheets_of(table, look), look) for table in tables)
+        return table_csv(tables, look) if tables else sheet_csv(analyses)
+    parts = [sheets_of(table, look) for table in tables] + [analyses] * bool(analyses)
+    return "\n".join(drawn(sheets, look) for sheets in parts)
 
 
 def figure_files(folder: Path) -> list[Path]:
     """Draw the figures that a run's tables call for: heatmaps of needles; return the files."""
-    if analysis_sheets(folder):
+    if analysis_sheets(folder) and not holds_records(folder):
         return []
     return needle_figures(tables_of(folder), folder / "figures")
 

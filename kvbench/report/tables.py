@@ -168,7 +168,7 @@ def tables_of(folder: Path) -> list[Table]:
     """
     if not folder.is_dir():
         raise UserError(f"{folder} is no folder: give a run folder such as results/runs/NAME")
-    shards = read_shards(folder)
+    shards = _scored(folder)
     if not any(shard.records for shard in shards):
         raise UserError(f"{folder} holds no records: give a run folder such as results/runs/NAME")
     alike: list[list[Shard]] = []
@@ -180,6 +180,16 @@ def tables_of(folder: Path) -> list[Table]:
         else:
             alike.append([shard])
     return [_table(others) for others in alike]
+
+
+def holds_records(folder: Path) -> bool:
+    """Whether a run folder holds results of samples."""
+    return any(shard.records for shard in _scored(folder))
+
+
+def _scored(folder: Path) -> list[Shard]:
+    """The shards of runs over data; a measurement of speed has none."""
+    return [shard for shard in read_shards(folder) if shard.header["data"]["hashes"]]
 
 
 def _comparable(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
