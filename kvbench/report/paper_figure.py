@@ -15,7 +15,7 @@ from statistics import fmean
 from textwrap import fill
 from typing import Any
 
-from kvbench.report.card import protocol_card
+from kvbench.report.card import notes, protocol_card
 from kvbench.report.columns import Column, columns_of
 from kvbench.report.compare import SIGNIFICANT, difference, score_interval
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow
@@ -206,15 +206,15 @@ def figure_sheets(
             for row, ends in zip(part.points, _ends(part), strict=True)
         ]
         sheets.append(Sheet(f"{spec.title}, {part.title}", tuple(headings), tuple(rows), labels=2))
-    notes = [f"In each cell: {spec.y}, x100, and its 95% interval (paired per sample)."]
+    lines = [f"In each cell: {spec.y}, x100, and its 95% interval."]
     if spec.over:
-        notes.append(f"*: p below {SIGNIFICANT}, corrected by Holm for a table's comparisons.")
-    else:
-        notes = ["In each cell: score x100 and its 95% interval."]
-    notes.append(spec.note)
-    notes.append(f"Drawn in {drawing}, and as PNG and PDF.")
+        lines.append(
+            "Gains are paired per sample. *: p below"
+            f" {SIGNIFICANT}, corrected by Holm for a table's comparisons."
+        )
+    lines += [*notes(tables[-1]), spec.note, f"Drawn in {drawing}, and as PNG and PDF."]
     card = tuple(protocol_card(tables[-1]))
-    return [*sheets[:-1], *(replace(s, notes=tuple(notes), card=card) for s in sheets[-1:])]
+    return [*sheets[:-1], *(replace(s, notes=tuple(lines), card=card) for s in sheets[-1:])]
 
 
 def _cell(point: Point, column: Column) -> Cell:
