@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from kvbench.record import Writer, lines_of_kind
+from kvbench.record_types import fits
 
 _KIND = "speed"
 _BASELINE = "fullkv"
@@ -80,8 +81,41 @@ class SpeedRun:
 
 
 def recorded_speeds(folder: Path) -> Iterator[SpeedRun]:
-    """Yield the measurements that a run folder holds, oldest first."""
+    """Yield the measurements that a run folder holds, oldest first; damaged lines are skipped."""
     for line in lines_of_kind(folder, _KIND):
-        values = {name: line[name] for name in SpeedRun.__dataclass_fields__}
-        speeds = tuple(Speed(**speed) for speed in line["speeds"])
-        yield SpeedRun(**{**values, "lengths": Lengths(**line["lengths"]), "speeds": speeds})
+        run = _speed_run(line)
+        if run is not None:
+            yield run
+
+
+_RUN: Mapping[str, Any] = {
+    "model": str,
+    "weights": str,
+    "lengths": dict[str, int],
+    "speeds": list[dict[str, Any]],
+    "machine": dict[str, Any],
+    "versions": dict[str, Any],
+}
+_LENGTHS, _SPEED = get_type_hints(Lengths), get_type_hints(Speed)
+
+
+def _speed_run(line: Mapping[str, Any]) -> SpeedRun | None:
+    """The measurement of a line; None where it does not hold what readers take for granted."""
+    if not _holds(line, _RUN) or not _holds(line["lengths"], _LENGTHS):
+        return None
+    if not all(_holds(speed, _SPEED) and _divides(speed) for speed in line["speeds"]):
+        return None
+    if line["lengths"]["generate"] < 2 or not line["speeds"]:
+        return None
+    lengths = Lengths(**{name: line["lengths"][name] for name in _LENGTHS})
+    speeds = tuple(Speed(**{name: speed[name] for name in _SPEED}) for speed in line["speeds"])
+    return SpeedRun(**{**{name: line[name] for name in _RUN}, "lengths": lengths, "speeds": speeds})
+
+
+def _holds(node: Mapping[str, Any], hints: Mapping[str, Any]) -> bool:
+    return all(fits(node.get(name), hint) for name, hint in hints.items())
+
+
+def _divides(speed: Mapping[str, Any]) -> bool:
+    """Whether what others are divided by is positive."""
+    return all(speed[name] > 0 for name in ("prefill_s", "decode_s", "native_bytes"))

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -121,6 +123,27 @@ def test_scores_and_speeds_of_one_folder_are_both_reported(tmp_path: Path) -> No
     both = CliRunner().invoke(app, ["report", str(tmp_path)]).stdout
     assert both.startswith(alone)
     assert "Speed of tiny-random" in both.removeprefix(alone)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"speeds": None},
+        {"speeds": [{"label": "fullkv"}]},
+        {"lengths": {"context": 8}},
+        {"lengths": {"context": 8, "generate": 1, "repeats": 1}},
+        {"machine": "mine"},
+    ],
+)
+def test_a_damaged_line_of_speeds_is_skipped(tmp_path: Path, damage: dict[str, object]) -> None:
+    speed = Speed("fullkv", "fullkv", "1", 1.0, 0.0, 1.0, 1, 1, None)
+    run = SpeedRun("m", "w", Lengths(8, 4, 1), (speed,), {}, {})
+    whole = {"kind": "speed", **json.loads(json.dumps(asdict(run)))}
+    lines = [header(), {**whole, **damage}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    assert speed_runs(tmp_path) == []
+    (tmp_path / "b.jsonl").write_text("\n".join(map(json.dumps, [header(), whole])) + "\n")
+    assert speed_runs(tmp_path) == [run]
 
 
 def test_throughput_is_all_tokens_over_all_time() -> None:

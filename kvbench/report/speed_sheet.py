@@ -58,7 +58,7 @@ def speed_sheet(run: SpeedRun) -> Sheet:
 def speed_card(run: SpeedRun) -> tuple[str, ...]:
     """Machine and versions of a measurement."""
     machine = [f"{name} {value}" for name, value in run.machine.items() if value is not None]
-    versions = [f"{name} {run.versions[name]}" for name in ("kvbench", "torch", "transformers")]
+    versions = [f"{name} {run.versions.get(name)}" for name in ("kvbench", "torch", "transformers")]
     return ", ".join(machine), ", ".join(versions)
 
 
