@@ -12,6 +12,7 @@ from functools import partial
 
 from kvbench.capture import capture
 from kvbench.capture_cache import CaptureCache
+from kvbench.data import Source
 from kvbench.decode import Stop
 from kvbench.evaluate import Capture, Outcome, Work, evaluate
 from kvbench.interruption import Interruption
@@ -39,6 +40,18 @@ class Summary:
     """Of these, the failures, which are computed again only if asked for."""
 
 
+def read_samples(plan: Plan) -> tuple[Source, dict[Task, tuple[Sample, ...]]]:
+    """Open a plan's data and read the samples of its tasks.
+
+    Raises:
+        UserError: the data cannot be used.
+    """
+    source = plan.suite.source(plan.data, hub_repo=plan.hub_repo, revision=plan.data_revision)
+    tokenizer = partial(load_tokenizer, plan.model)
+    found = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
+    return source, found
+
+
 def execute(plan: Plan) -> Summary:
     """Compute and record every result of the plan that its run folder does not hold yet.
 
@@ -48,9 +61,7 @@ def execute(plan: Plan) -> Summary:
         UserError: data, model or run folder cannot be used; nothing was recorded then.
         KeyboardInterrupt: Ctrl-C, once the sample at hand is recorded.
     """
-    source = plan.suite.source(plan.data, hub_repo=plan.hub_repo, revision=plan.data_revision)
-    tokenizer = partial(load_tokenizer, plan.model)
-    samples = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
+    source, samples = read_samples(plan)
     data = {
         "description": source.description,
         "revision": source.revision,

@@ -32,9 +32,9 @@ from kvbench.classifier import (
     words_at_both_ends,
 )
 from kvbench.configured import built
-from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.prompt import prompt_text
+from kvbench.sources import open_source
 from kvbench.tasks.longbench import LongBench
 
 if TYPE_CHECKING:

@@ -30,7 +30,6 @@ from compression_cost import cpu_seconds, planned, prompt_ids
 from torch import Tensor
 
 from kvbench import provenance
-from kvbench.data import open_source
 from kvbench.decode import Stop
 from kvbench.evaluate import Work, evaluate
 from kvbench.memory import free_bytes
@@ -38,6 +37,7 @@ from kvbench.model import LoadedModel, load
 from kvbench.plan import Variant
 from kvbench.record import distinct, read_shards
 from kvbench.run import missing_results
+from kvbench.sources import open_source
 from kvbench.sweep import run_words
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample

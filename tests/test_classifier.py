@@ -25,11 +25,11 @@ from kvbench.classifier import (
     words_at_both_ends,
 )
 from kvbench.cli import app
-from kvbench.data import open_source
 from kvbench.errors import UserError
 from kvbench.methods.windowkv import WindowKV
 from kvbench.planning import plan_from_config
 from kvbench.run import execute
+from kvbench.sources import open_source
 from kvbench.tasks.longbench import LongBench
 from kvbench.train_classifier import (
     Example,

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from kvbench import data
-from kvbench.data import open_source
 from kvbench.errors import UserError
+from kvbench.sources import open_source
 
 DATA = os.environ.get("KVBENCH_DATA")
 
@@ -278,7 +278,7 @@ def test_a_line_of_two_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
     with (tmp_path / "qasper.jsonl").open("wb") as file:
         file.truncate(2 * 2**30)  # sparse: no disk is used
     code = (
-        "import resource, sys; from kvbench.data import open_source\n"
+        "import resource, sys; from kvbench.sources import open_source\n"
         "from kvbench.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
         "try: open_source(sys.argv[1]).records('qasper')\n"

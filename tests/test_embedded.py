@@ -7,13 +7,13 @@ import torch
 
 from kvbench.budget import Budget
 from kvbench.capture import capture
-from kvbench.data import open_source
 from kvbench.fit import fit
 from kvbench.ledger import ledger
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.model import LoadedModel
 from kvbench.prefill import Prefill
 from kvbench.prompt import PromptRules, render
+from kvbench.sources import open_source
 from kvbench.tasks.longbench import LongBench
 
 pytestmark = pytest.mark.slow

@@ -82,9 +82,9 @@ def test_the_wheel_holds_every_config_sample_and_source_file(wheel: Path, source
 
 def test_the_wheel_imports_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import kvbench, kvbench.conf, kvbench.methods.fullkv, kvbench.data\n"
+        "import kvbench, kvbench.conf, kvbench.methods.fullkv, kvbench.sources\n"
         "print(*(m.__file__ for m in (kvbench, kvbench.conf, kvbench.methods.fullkv)), sep='\\n')\n"
-        "print(len(kvbench.data.open_source('sample').records('hotpotqa')))\n"
+        "print(len(kvbench.sources.open_source('sample').records('hotpotqa')))\n"
     )
     *files, records = run_outside(installed, code, tmp_path).split()
     assert all(file.startswith(str(installed)) for file in files)

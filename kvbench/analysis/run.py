@@ -21,13 +21,12 @@ from kvbench.analysis.panels import BY_NAME, Analysis, Panel
 from kvbench.bench import record_speed
 from kvbench.capture import capture
 from kvbench.classifier import task_types
-from kvbench.data import open_source
 from kvbench.fit import fit
 from kvbench.method import Needs
 from kvbench.model import LoadedModel, load
 from kvbench.plan import BASELINE, Plan, Variant
 from kvbench.progress import Progress
-from kvbench.run import prompt_of, split_prompt
+from kvbench.run import prompt_of, read_samples, split_prompt
 from kvbench.tasks.task import Sample
 from kvbench.train_classifier import train_planned
 
@@ -54,10 +53,8 @@ def _figures(plan: Plan) -> list[Path]:
     analysis = BY_NAME[plan.analysis]
     # FullKV keeps everything everywhere.
     variants = [v for v in plan.variants if analysis.of_methods and v.choice != BASELINE]
-    source = open_source(
-        plan.data, hub_repo=plan.config["hub_repo"], revision=plan.config["data_revision"]
-    )
-    samples = [s for t in plan.tasks for s in plan.suite.samples(t, source, plan.limit)]
+    _, of_tasks = read_samples(plan)
+    samples = [sample for of_task in of_tasks.values() for sample in of_task]
     model = load(plan.model)
     measured = []
     with Progress(plan.model.name, len(samples)) as progress:

@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbench import jsonl, score
-from kvbench.data import DataSource, open_source
+from kvbench.data import DataSource
 from kvbench.errors import UserError
+from kvbench.sources import open_source
 from kvbench.tasks.task import Sample, Task
 
 LONGBENCH_16 = (
