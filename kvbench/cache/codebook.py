@@ -41,7 +41,7 @@ def packed_adjacency(unit: Tensor, theta: float) -> npt.NDArray[np.uint8]:
                 above |= above.T
                 np.fill_diagonal(above, True)
             else:
-                below = np.packbits(above.T, axis=1)
+                below = np.packbits(np.ascontiguousarray(above.T), axis=1)  # thrice as fast so
                 packed[left : left + above.shape[1], top // 8 : top // 8 + below.shape[1]] = below
             bits = np.packbits(above, axis=1)
             packed[top : top + above.shape[0], left // 8 : left // 8 + bits.shape[1]] = bits
@@ -74,11 +74,7 @@ def greedy_cover(
     rank[np.lexsort((np.arange(n), heads))] = np.arange(n)
 
     packed = packed_adjacency(unit, theta)
-    degree = np.empty(n, np.int64)
-    for top in range(0, n, _BLOCK):
-        degree[top : top + _BLOCK] = _weighted(
-            weights, packed[:, top // 8 : (top + _BLOCK) // 8], min(_BLOCK, n - top)
-        )
+    degree = _degrees(weights, packed)
     # A vertex without neighbours is an entry whenever its turn comes; only its place in the
     # order depends on the rest, and the final sort gives it that place.
     taken_by = np.arange(n)
@@ -109,6 +105,19 @@ def greedy_cover(
     )
 
 
+def _degrees(
+    weights: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]
+) -> npt.NDArray[np.int64]:
+    """Weighted degree of every vertex of a bit matrix: [n] and [n, ceil(n/8)] -> [n].
+
+    A weight of w counts once at each level from 1 to w, and bits are counted packed.
+    """
+    total = np.zeros(len(packed), np.int64)
+    for level in range(1, int(weights.max(initial=0)) + 1):
+        total += np.bitwise_count(packed & np.packbits(weights >= level)).sum(1, dtype=np.int64)
+    return total
+
+
 def _weighted(
     weights: npt.NDArray[np.uint8], rows: npt.NDArray[np.uint8], count: int
 ) -> npt.NDArray[np.int64]:
@@ -128,7 +137,9 @@ def _submatrix(
     """The bit matrix of some of its `count` vertices: [len(among), ceil(len(among) / 8)]."""
     blocks = [
         np.packbits(
-            np.unpackbits(packed[among[top : top + _BLOCK]], axis=1, count=count)[:, among], axis=1
+            # `take` is four times as fast as indexing with `[:, among]`.
+            np.unpackbits(packed[among[top : top + _BLOCK]], axis=1, count=count).take(among, 1),
+            axis=1,
         )
         for top in range(0, len(among), _BLOCK)
     ]
