@@ -5,10 +5,7 @@ from __future__ import annotations
 import enum
 import json
 import os
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,6 +14,7 @@ from typer.core import TyperGroup
 
 import kvbench
 from kvbench.errors import UserError
+from kvbench.output import deliver, reading_records, say
 
 
 class _OneLineErrors(TyperGroup):
@@ -27,7 +25,7 @@ class _OneLineErrors(TyperGroup):
         try:
             return super().invoke(ctx)
         except UserError as error:
-            _say(f"kvbench: {' '.join(str(error).split())}\n", err=True)
+            say(f"kvbench: {' '.join(str(error).split())}\n", err=True)
             raise typer.Exit(2) from error
         except KeyboardInterrupt as stopped:
             said = "kvbench: stopped; what is recorded stays, and the same command goes on"
@@ -43,27 +41,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-
-
-_CONTROL = re.compile(r"\x1b(?!\[[\d;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
-"""What acts on a terminal instead of showing on it, tabs, line ends and colours left out."""
-
-
-def _say(text: str, err: bool = False) -> None:
-    """Print a text; control characters, which a model or a folder may hold, show as their codes."""
-    typer.echo(_CONTROL.sub(lambda found: ascii(found[0])[1:-1], text), nl=False, err=err)
-
-
-@contextmanager
-def _reading_records() -> Iterator[None]:
-    """Say in one line what readers of a run folder stumble over: the folder may be anybody's."""
-    try:
-        yield
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"a record holds what kvbench does not write ({type(error).__name__}: {error}): move"
-            " the file away"
-        ) from error
 
 
 class Kind(str, enum.Enum):
@@ -229,15 +206,15 @@ def report(
         raise UserError(f"{len(words)} folders are given: one report reads one")
     else:
         folder = Path(words[0]) if words else newest_run(Path("results", "runs"))
-        with _reading_records():
+        with reading_records():
             text = render.report(folder, look)
     if folder is not None:
-        with _reading_records():
+        with reading_records():
             drawn = render.figure_files(folder)
         if drawn:
             said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
             typer.echo(said, err=True)
-    _deliver(text, output)
+    deliver(text, output)
 
 
 @app.command()
@@ -256,10 +233,10 @@ def compare(
 
     if form in (Format.csv, Format.html):
         raise UserError(f"--format {form.value} has no comparison: give terminal or markdown")
-    with _reading_records():
+    with reading_records():
         found = compare_runs(before, after)
         sheet = drawn([comparison_sheet(found, before, after)], Look(form=form.value))
-    _say(sheet + "\n" + changed_samples(found, changed))
+    say(sheet + "\n" + changed_samples(found, changed))
 
 
 @app.command()
@@ -302,32 +279,15 @@ def check(
         typer.echo(f"{run} is the baseline {baseline} now")
         return
     coloured = sys.stdout.isatty() and "NO_COLOR" not in os.environ
-    _say(gate_report.verdict_text(verdict, baseline, run, coloured))
+    say(gate_report.verdict_text(verdict, baseline, run, coloured))
     if junit is not None:
-        _deliver(gate_report.junit(verdict), junit)
+        deliver(gate_report.junit(verdict), junit)
     if summary is not None:
-        _deliver(gate_report.verdict_summary(verdict, baseline, run), summary, append=True)
+        deliver(gate_report.verdict_summary(verdict, baseline, run), summary, append=True)
     if update:
         typer.echo(f"{run} is the baseline {baseline} now")
     elif verdict.failed:
         raise typer.Exit(1)
-
-
-def _deliver(text: str, output: Path | None, append: bool = False) -> None:
-    """Print a text, or write it to a file or its end.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
-    if output is None:
-        _say(text)
-        return
-    try:
-        mode = "a" if append else "w"
-        with output.open(mode, encoding="utf-8", errors="replace") as file:
-            file.write(text)
-    except OSError as error:
-        raise UserError(f"cannot write {output} ({error.strerror}): give another file") from error
 
 
 @app.command()
@@ -340,9 +300,9 @@ def status(
     from kvbench.report.status import status_text
     from kvbench.report.tables import newest_run
 
-    with _reading_records():
+    with reading_records():
         text = status_text(path or newest_run(Path("results", "runs")))
-    _say(text)
+    say(text)
 
 
 @app.command()
@@ -363,12 +323,12 @@ def score(
     from kvbench.report.rescore import scores_of
 
     backend = None if code_similarity is None else code_similarity.value
-    with _reading_records():
+    with reading_records():
         scores = scores_of(path, backend, by_length)
     if as_json:
-        _say(json.dumps(scores.values, ensure_ascii=False, indent=1) + "\n")
+        say(json.dumps(scores.values, ensure_ascii=False, indent=1) + "\n")
     else:
-        _say(scores.text())
+        say(scores.text())
 
 
 @app.command()
@@ -393,7 +353,7 @@ def bench(
     from kvbench.report.look import Look
     from kvbench.report.render import drawn
 
-    _deliver(drawn(speed_of_words(words or []), Look(form.value)), output)
+    deliver(drawn(speed_of_words(words or []), Look(form.value)), output)
 
 
 @app.command("train-classifier")

@@ -26,9 +26,6 @@ from kvbench.modelspec import ModelSpec, model_identity
 from kvbench.tasks.suite import FIRST_TOKENS, Suite
 from kvbench.tasks.task import Sample, Task
 
-BASELINE = "fullkv"
-"""The choice in conf/method that every table compares with."""
-
 _LEGAL: dict[str, tuple[object, ...]] = {
     "truncation": ("middle", "none"),
     "chat_template": ("official", "none", "llama2", "paper"),

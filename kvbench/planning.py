@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,8 @@ from kvbench.errors import UserError
 from kvbench.method import Method
 from kvbench.modelspec import ModelSpec
 from kvbench.overrides import hydra_words, nested_group
-from kvbench.plan import BASELINE, Plan, Protocol, Variant
+from kvbench.plan import Plan, Protocol, Variant
+from kvbench.record import BASELINE
 from kvbench.sizes import parsed_bytes
 from kvbench.suggest import did_you_mean
 from kvbench.tasks.suite import Suite
@@ -147,10 +148,9 @@ def _protocol(config: Mapping[str, Any], model: ModelSpec, first_token: str) -> 
         name = f"{model.name} {model.path}".lower().replace("-", "")
         template = "llama2" if "llama2" in name else "none"
     limit = protocol.max_input_tokens
-    values = {f.name: getattr(protocol, f.name) for f in fields(protocol)}
-    values["chat_template"] = template
-    values["max_input_tokens"] = model.input_limit(protocol.name) if limit is None else limit
-    return Protocol(**values)
+    if limit is None:
+        limit = model.input_limit(protocol.name)
+    return replace(protocol, chat_template=template, max_input_tokens=limit)
 
 
 def _variants(

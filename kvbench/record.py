@@ -27,6 +27,9 @@ from kvbench.record_types import check_header, fits
 if TYPE_CHECKING:
     from kvbench.plan import Plan
 
+BASELINE = "fullkv"
+"""The method, a file stem in conf/method, that every table compares with."""
+
 SCHEMA = 1
 """Version of the line format; readers refuse another."""
 

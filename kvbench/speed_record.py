@@ -10,11 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from kvbench.record import Writer, lines_of_kind
+from kvbench.record import BASELINE, Writer, lines_of_kind
 from kvbench.record_types import fits
 
 _KIND = "speed"
-_BASELINE = "fullkv"
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Speed:
     @property
     def is_baseline(self) -> bool:
         """Whether no budget counts."""
-        return self.method == _BASELINE
+        return self.method == BASELINE
 
     @property
     def series(self) -> str:

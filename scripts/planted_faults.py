@@ -119,8 +119,7 @@ def planted(fault: Fault | None, folder: Path) -> Path:
     for inside in ("methods", "conf"):
         shutil.copytree(ROOT / inside, folder / "kvbench" / inside, ignore=unseen)
     if fault is not None:
-        inside = fault.path if fault.path.startswith("kvbench/") else f"kvbench/{fault.path}"
-        file = folder / inside
+        file = folder / "kvbench" / fault.path.removeprefix("kvbench/")
         text = file.read_text(encoding="utf-8")
         if text.count(fault.right) != 1:
             raise SystemExit(f"{fault.path} does not hold {fault.right!r} once: mend FAULTS")

@@ -317,7 +317,7 @@ def test_a_method_refuses_a_folder_without_a_classifier_when_it_is_made(tmp_path
 
 
 def test_the_papers_table_is_one_run_and_one_report(tmp_path, monkeypatch):
-    pytest.importorskip("sklearn")
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     monkeypatch.chdir(tmp_path)
     preset = "experiment=windowkv/table4"
     run = ["run", preset, "model=tiny-random", "classifier.encoder=null"]

@@ -24,8 +24,9 @@ from kvbench.classifier import task_types
 from kvbench.fit import fit
 from kvbench.method import Needs
 from kvbench.model import LoadedModel, load
-from kvbench.plan import BASELINE, Plan, Variant
+from kvbench.plan import Plan, Variant
 from kvbench.progress import Progress
+from kvbench.record import BASELINE
 from kvbench.run import prompt_of, read_samples, split_prompt
 from kvbench.tasks.task import Sample
 from kvbench.train_classifier import train_planned

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,17 @@ class ResultName(NamedTuple):
     variant: str
     task: str
     sample: str
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a run folder holds."""
+
+    scored: Mapping[ResultName, Record]
+    failed: Mapping[ResultName, str]
+    """With what went wrong."""
+    planned: Set[tuple[str, str]]
+    """Variants and tasks that it was to do."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +76,7 @@ def compare_runs(before: Path, after: Path) -> tuple[Cell, ...]:
     Raises:
         UserError: a folder holds no records, or they share no scored sample.
     """
-    ours, theirs = scored(before), scored(after)
+    ours, theirs = results_of(before).scored, results_of(after).scored
     pairs: dict[tuple[str, str], list[Pair]] = {}
     for name, record in ours.items():
         if name in theirs:
@@ -88,13 +99,15 @@ def compare_runs(before: Path, after: Path) -> tuple[Cell, ...]:
     )
 
 
-def scored(folder: Path) -> Mapping[ResultName, Record]:
-    """Return the records of a run that have a score, by name.
+def results_of(folder: Path) -> Results:
+    """Read what a run folder holds, its tables together.
 
     Raises:
-        UserError: the folder holds no records, or two results for one of these.
+        UserError: the folder holds no records, or two scores for one sample and variant.
     """
-    found: dict[ResultName, Record] = {}
+    scored: dict[ResultName, Record] = {}
+    failed: dict[ResultName, str] = {}
+    planned: set[tuple[str, str]] = set()
     tables = tables_of(folder)
     for table in tables:
         here = {
@@ -103,13 +116,17 @@ def scored(folder: Path) -> Mapping[ResultName, Record]:
             for record in row.records
             if record.score is not None
         }
-        if here.keys() & found.keys():
+        if here.keys() & scored.keys():
             raise UserError(
                 f"{folder} holds results of {len(tables)} models, protocols or data sets: give a"
                 " folder of one"
             )
-        found |= here
-    return found
+        scored |= here
+        for row in table.rows:
+            planned |= {(row.label, task.name) for task in table.tasks}
+            for record in row.errors:
+                failed[ResultName(row.label, record.task, record.sample)] = record.error or ""
+    return Results(scored, failed, planned)
 
 
 def comparison_sheet(found: Sequence[Cell], before: Path, after: Path) -> Sheet:

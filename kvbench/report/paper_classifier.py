@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kvbench.classifier import MANIFEST
 from kvbench.errors import UserError
 from kvbench.report.paper import Beside, Number
 from kvbench.report.published import Figure
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
 
-_MANIFEST = "classifier.json"
 _QUANTITIES = ("accuracy", "recall", "f1")
 
 
@@ -41,7 +41,7 @@ def tested_classifier(folder: Path) -> TestedClassifier | None:
     Raises:
         UserError: its file is broken.
     """
-    path = folder / _MANIFEST
+    path = folder / MANIFEST
     if not path.is_file():
         return None
     try:

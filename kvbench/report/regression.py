@@ -15,8 +15,7 @@ from pathlib import Path
 
 from kvbench.errors import UserError
 from kvbench.record import Record
-from kvbench.report.compare_runs import Pair, ResultName, scored
-from kvbench.report.tables import tables_of
+from kvbench.report.compare_runs import Pair, ResultName, results_of
 from kvbench.stats import Difference, holm, mean_of_means, paired_difference
 
 COMPARISONS = ("exact", "tokens", "scores")
@@ -107,27 +106,27 @@ def judged(baseline: Path, run: Path, tolerance: Tolerance, narrowed: bool = Fal
         UserError: a folder holds no records, or two results of one sample and variant; or a
             narrowed run has nothing of the baseline.
     """
-    before, after = scored(baseline), scored(run)
+    before, after = results_of(baseline).scored, results_of(run)
     if narrowed:
-        before = _planned(before, run)
+        before = {n: r for n, r in before.items() if (n.variant, n.task) in after.planned}
         if not before:
             raise UserError(
                 f"{baseline} holds nothing of what {run} ran: give words that narrow it"
             )
-    errors = _errors(run)
     pairs: dict[str, list[Pair]] = {name.variant: [] for name in before}
     missing: dict[str, list[ResultName]] = {variant: [] for variant in pairs}
     for name, record in before.items():
-        if name in after:
-            pairs[name.variant].append(Pair(record, after[name]))
+        if name in after.scored:
+            pairs[name.variant].append(Pair(record, after.scored[name]))
         else:
             missing[name.variant].append(name)
     falls = _falls(pairs)
     checks = []
     for variant, of_one in pairs.items():
-        lost = [_said_missing(missing[variant], len(of_one), errors)] if missing[variant] else []
+        lost = missing[variant]
+        said_lost = [_said_missing(lost, len(of_one), after.failed)] if lost else []
         found = (
-            [*lost, *_exact_problems(of_one)],
+            [*said_lost, *_exact_problems(of_one)],
             list(_token_problems(of_one, tolerance)),
             [*_rescored(of_one), *_falling(falls.get(variant), tolerance)],
         )
@@ -136,28 +135,8 @@ def judged(baseline: Path, run: Path, tolerance: Tolerance, narrowed: bool = Fal
             for comparison, problems in zip(COMPARISONS, found, strict=True)
         ]
     known = {variant: tuple(of_one) for variant, of_one in pairs.items()}
-    added = dict.fromkeys(name.variant for name in after if name.variant not in pairs)
+    added = dict.fromkeys(name.variant for name in after.scored if name.variant not in pairs)
     return Verdict(tuple(checks), known, falls, tuple(added))
-
-
-def _planned(results: Mapping[ResultName, Record], run: Path) -> Mapping[ResultName, Record]:
-    """Those of the variants and tasks that a run was to do."""
-    planned = {
-        (row.label, task.name)
-        for table in tables_of(run)
-        for row in table.rows
-        for task in table.tasks
-    }
-    return {name: r for name, r in results.items() if (name.variant, name.task) in planned}
-
-
-def _errors(run: Path) -> dict[ResultName, str]:
-    return {
-        ResultName(row.label, record.task, record.sample): record.error or ""
-        for table in tables_of(run)
-        for row in table.rows
-        for record in row.errors
-    }
 
 
 def _said_missing(

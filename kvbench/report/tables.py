@@ -14,9 +14,7 @@ from statistics import fmean
 from typing import Any
 
 from kvbench.errors import UserError
-from kvbench.record import Record, Shard, distinct, read_shards
-
-BASELINE = "fullkv"
+from kvbench.record import BASELINE, Record, Shard, distinct, read_shards
 
 GROUPS = (
     "Single-Document QA",
