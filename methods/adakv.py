@@ -20,14 +20,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, rounded_to_sum, whole
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import store_ragged_rows
 from kvbench.cache.store import Compressed
-from kvbench.errors import UserError
-from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.ops import top_rows, with_window
-from kvbench.prefill import Prefill
-from kvbench.scoring import ScoringMethod, check_base
+from kvbench.compress.budget import Budget, rounded_to_sum, whole
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.compress.scoring import ScoringMethod, check_base
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.selection import top_rows, with_window
+from kvbench.prefill.state import Prefill
 
 from .snapkv import SnapKV
 

@@ -21,10 +21,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.method import Needs, check_range
-from kvbench.ops import scores_by_layout
-from kvbench.prefill import LayerState, Rotary
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.method import check_range
+from kvbench.compress.scores import scores_by_layout
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import LayerState, Rotary
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def mean_rotation(rotary: Rotary, first: int, count: int) -> _MeanRotation:
 def angles_per_position(cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
     """Angle by which each column turns from one position to the next, and the tables' factor.
 
-    The angle between neighbours gives it roughly; each doubling of the distance halves the error,
+    The angle between neighbors gives it roughly; each doubling of the distance halves the error,
     so tables in bfloat16 do as well.
 
     Args:

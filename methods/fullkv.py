@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
-from kvbench.fit import keep_whole
-from kvbench.method import Method
-from kvbench.prefill import Prefill
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import keep_whole
+from kvbench.compress.method import Method
+from kvbench.prefill.state import Prefill
 
 
 @dataclass(frozen=True)

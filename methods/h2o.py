@@ -25,13 +25,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.budget import Budget, whole
 from kvbench.cache.rows import store_band, store_rows
 from kvbench.cache.store import Band, Compressed, Store, Tail
-from kvbench.method import Needs, check_choice, check_range
-from kvbench.ops import scores_by_layout, top_rows, with_window
-from kvbench.prefill import LayerState, Prefill
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.budget import Budget, whole
+from kvbench.compress.method import check_choice, check_range
+from kvbench.compress.scores import scores_by_layout
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.selection import top_rows, with_window
+from kvbench.prefill.state import LayerState, Prefill
 
 
 @dataclass(frozen=True)
@@ -40,7 +42,7 @@ class H2O(ScoringMethod):
 
     recent_ratio: float = 0.5  # official demo: as many recent tokens as heavy hitters
     recent: int | None = None  # newest tokens as a count instead; KVCache-Factory: 8
-    normalise: str = "none"  # raw sums; `visible`: by the number of queries that see the key
+    normalize: str = "none"  # raw sums; `visible`: by the number of queries that see the key
     during_decode: bool = False  # Algorithm 1 evicts after each forward; KVCache-Factory does not
 
     def __post_init__(self) -> None:
@@ -49,7 +51,7 @@ class H2O(ScoringMethod):
         check_range("recent_ratio", self.recent_ratio, 0, 1)
         if self.recent is not None:
             check_range("recent", self.recent, 0)
-        check_choice("normalise", self.normalise, "none", "visible")
+        check_choice("normalize", self.normalize, "none", "visible")
 
     @property
     def needs(self) -> Needs:
@@ -76,7 +78,7 @@ class H2O(ScoringMethod):
         """Attention each context key received, reduced to the layout's heads."""
         assert layer.column_sums is not None
         sums = layer.column_sums[:, : layer.tokens - window]
-        if self.normalise == "visible":
+        if self.normalize == "visible":
             at = torch.arange(sums.shape[1], device=sums.device)
             sums = sums / seen_by(at, layer.tokens, layer.rule.sliding_window)
         return scores_by_layout(sums, layer.kv_heads, self.heads)
@@ -134,9 +136,9 @@ class HeavyHitters(Store):
         """The rows and their scores."""
         return {**self.kept.tensors(), "scores": (self.sums,)}
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """The rows of all heads in one band."""
-        return self.kept.materialise()
+        return self.kept.materialize()
 
     @property
     def heads(self) -> int:
@@ -156,7 +158,7 @@ class HeavyHitters(Store):
     def absorb(self, tail: Tail) -> HeavyHitters:
         """Add the tail's rows and its queries' attention, then evict what is too much."""
         assert tail.attention is not None
-        (band,) = self.materialise()
+        (band,) = self.materialize()
         (received,) = tail.attention
         heads, new = len(band.k), len(tail.positions)
         copies = heads // len(tail.k)
@@ -170,7 +172,7 @@ class HeavyHitters(Store):
         sums = F.pad(self.sums, (0, new)) + received.mean(1)
         if sums.shape[1] > self.rows:
             scores = sums
-            if self.method.normalise == "visible":
+            if self.method.normalize == "visible":
                 tokens = int(tail.positions[-1]) + 1
                 scores = sums / seen_by(band.positions, tokens, self.sliding_window)
             context = scores[:, : scores.shape[1] - self.newest]

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvbench.method import check_range
-from kvbench.ops import scores_by_layout
-from kvbench.prefill import LayerState
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.method import check_range
+from kvbench.compress.scores import scores_by_layout
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """KVCrush: spend part of a method's budget on representatives of the tokens that it evicts.
 
-Paper: KVCrush: Key Value Cache size-reduction using similarity in head-behaviour (Jha et al.,
+Paper: KVCrush: Key Value Cache size-reduction using similarity in head-behavior (Jha et al.,
 2025), section III. Code by the authors: OpenVINO GenAI, not followed; it works on blocks and has
 no head dimension.
 
@@ -28,14 +28,15 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import store_rows
 from kvbench.cache.store import Compressed
-from kvbench.errors import UserError
-from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.ops import top_rows, with_window
-from kvbench.prefill import LayerState, Prefill
-from kvbench.scoring import ScoringMethod, check_base
+from kvbench.compress.budget import Budget
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.compress.scoring import ScoringMethod, check_base
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.selection import top_rows, with_window
+from kvbench.prefill.state import LayerState, Prefill
 
 from .snapkv import SnapKV
 
@@ -210,7 +211,7 @@ def members_of_groups(order: Tensor, count: int, rng: torch.Generator) -> Tensor
     """Cut each row of `order` [H, n] into near-equal groups, one random member of each: [H, count].
 
     Args:
-        order: what is grouped, neighbours together.
+        order: what is grouped, neighbors together.
         count: groups, at most n.
         rng: draws the members.
     """

@@ -24,13 +24,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, whole
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import store_ragged_rows, store_rows
 from kvbench.cache.store import Compressed, Store
-from kvbench.errors import UserError
-from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.prefill import LayerState, Prefill
-from kvbench.reconstruction import Reconstruction
+from kvbench.compress.budget import Budget, whole
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.prefill.needs import Needs, Reconstruction
+from kvbench.prefill.state import LayerState, Prefill
 
 _FIRST_PROMPT = "\n\nRepeat the previous context exactly."
 _LATER_PROMPT = "\n\nRepeat the part of the previous context exactly, starting with "

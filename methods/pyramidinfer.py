@@ -29,13 +29,13 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, whole
 from kvbench.cache.rows import RowStore, store_whole
 from kvbench.cache.store import Band, Compressed, Store, Tail
-from kvbench.method import Method, check_choice, check_range
-from kvbench.ops import top_rows
-from kvbench.prefill import Prefill
-from kvbench.pruning import PruningPlan
+from kvbench.compress.budget import Budget, whole
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.prefill.pruning import PruningSchedule
+from kvbench.prefill.selection import top_rows
+from kvbench.prefill.state import Prefill
 
 
 @dataclass(frozen=True)
@@ -108,18 +108,18 @@ class PyramidInfer(Method):
         """It prunes during the prefill, so its first token is its own."""
         return False
 
-    def prefill_plan(self, tokens: int, layers: int, budget: Budget) -> PruningPlan | None:
+    def pruning_schedule(self, tokens: int, layers: int, budget: Budget) -> PruningSchedule | None:
         """The pruning that meets the budget."""
         if budget.keeps_whole(tokens):
             return None
         schedule = self.schedule(tokens, layers, budget)
         context = schedule.context(tokens, layers, self.interval)
-        return PruningPlan(context, schedule.tail(tokens), self.sinks, self.distance_weight)
+        return PruningSchedule(context, schedule.tail(tokens), self.sinks, self.distance_weight)
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return what the pruning prefill left; nothing more is dropped."""
         tokens, layers = prefill.tokens, len(prefill.layers)
-        plan = self.prefill_plan(tokens, layers, budget)
+        plan = self.pruning_schedule(tokens, layers, budget)
         fed = tuple(layer.tokens for layer in prefill.layers)
         if plan is not None and fed != tuple(n + plan.tail for n in plan.context):
             raise ValueError("PyramidInfer needs the prefill of its own plan")
@@ -218,9 +218,9 @@ class BlockwiseStore(Store):
         """The rows and their scores."""
         return {**self.rows.tensors(), "scores": (self.received,)}
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """The rows of all heads in one band."""
-        return self.rows.materialise()
+        return self.rows.materialize()
 
     @property
     def heads(self) -> int:
@@ -240,7 +240,7 @@ class BlockwiseStore(Store):
     def absorb(self, tail: Tail) -> BlockwiseStore:
         """Add the tail's rows and its queries' attention, then thin out full blocks."""
         assert tail.attention is not None
-        (band,) = self.materialise()
+        (band,) = self.materialize()
         (attention,) = tail.attention  # [G, g, n + t]
         heads = len(band.k)
         band = Band(

@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
-from kvbench.method import check_choice, check_range
-from kvbench.prefill import Prefill
+from kvbench.compress.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
+from kvbench.compress.method import check_choice, check_range
+from kvbench.prefill.state import Prefill
 
 from .snapkv import SnapKV
 

@@ -4,7 +4,7 @@ Paper: KIVI: A Tuning-Free Asymmetric 2bit Quantization for KV Cache (Liu et al.
 3. Its code was not read; transformers' QuantizedCache, which users know, cannot serve ragged
 decoding and was not used.
 
-Keys are quantised per channel over groups of tokens, values per token over groups of channels;
+Keys are quantized per channel over groups of tokens, values per token over groups of channels;
 the newest tokens stay in full precision.
 
 No token is evicted, so the budget is one of bytes: tokens, too, stand for the bytes of as many.
@@ -16,7 +16,7 @@ one group takes (0.012 of it on prompts of 700 tokens). Below 2 bits with the sc
 Differs from the paper:
 - Bits follow the budget, and the full-precision part fills it (`bits` and `residual` set both;
   the paper: 2 bits, 128 tokens).
-- Generated tokens stay in full precision; the paper quantises those that leave the residual.
+- Generated tokens stay in full precision; the paper quantizes those that leave the residual.
 - The part of the prompt that fills no group of tokens joins the full-precision part.
 - Formula 15 counts vectors, not bits: its readings are 1.
 """
@@ -25,12 +25,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvbench.budget import Budget, whole
-from kvbench.cache.quantised import quantised_bytes, store_quantised
+from kvbench.base.errors import UserError
+from kvbench.cache.quantized import quantized_bytes, store_quantized
 from kvbench.cache.store import Compressed
-from kvbench.errors import UserError
-from kvbench.method import Method, check_range
-from kvbench.prefill import LayerState, Prefill
+from kvbench.compress.budget import Budget, whole
+from kvbench.compress.method import Method, check_range
+from kvbench.prefill.state import LayerState, Prefill
 
 _BITS = (8, 4, 2)
 
@@ -52,32 +52,32 @@ class Quantized(Method):
             check_range("residual", self.residual, 0)
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
-        """Return quantised stores, as large as the budget lets them be."""
+        """Return quantized stores, as large as the budget lets them be."""
         share = budget.tokens_per_head(prefill.tokens) / prefill.tokens
         first = prefill.layers[0]
         target = whole(share * (first.k.nbytes + first.v.nbytes))
         bits = self._bits_within(first, target)
         older = self._older(first, bits, target)
-        layers = tuple(store_quantised(s, older, bits, self.group) for s in prefill.layers)
+        layers = tuple(store_quantized(s, older, bits, self.group) for s in prefill.layers)
         over = layers[0].nbytes > target
-        return Compressed(layers, {"bits": bits, "quantised_tokens": older, "over_budget": over})
+        return Compressed(layers, {"bits": bits, "quantized_tokens": older, "over_budget": over})
 
     def _most(self, layer: LayerState) -> int:
-        """Tokens that may be quantised: whole groups outside the residual."""
+        """Tokens that may be quantized: whole groups outside the residual."""
         return max(0, layer.tokens - (self.residual or 0)) // self.group * self.group
 
     def _bits_within(self, layer: LayerState, target: int) -> int:
         if self.bits is not None:
             return self.bits
         older = self._most(layer)
-        fitting = (b for b in _BITS if quantised_bytes(layer, older, b, self.group) <= target)
+        fitting = (b for b in _BITS if quantized_bytes(layer, older, b, self.group) <= target)
         return next(fitting, _BITS[-1])
 
     def _older(self, layer: LayerState, bits: int, target: int) -> int:
-        """Tokens quantised: as few whole groups as the budget allows."""
+        """Tokens quantized: as few whole groups as the budget allows."""
         most = self._most(layer)
         if self.residual is not None:
             return most
         counts = range(0, most, self.group)
-        fitting = (n for n in counts if quantised_bytes(layer, n, bits, self.group) <= target)
+        fitting = (n for n in counts if quantized_bytes(layer, n, bits, self.group) <= target)
         return next(fitting, most)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.method import check_range
-from kvbench.prefill import LayerState
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.method import check_range
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""SnapKV: keep what the last queries of the prompt attend to, neighbours included.
+"""SnapKV: keep what the last queries of the prompt attend to, neighbors included.
 
 Paper: SnapKV: LLM Knows What You are Looking for Before Generation (Li et al., 2024), section 4.
 Official code: FasterDecoding/SnapKV.
@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvbench.method import Needs, check_choice, check_odd, check_range
-from kvbench.ops import pool, scores_by_layout, window_scores
-from kvbench.prefill import LayerState
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.method import check_choice, check_odd, check_range
+from kvbench.compress.scores import pool, scores_by_layout, window_scores
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)

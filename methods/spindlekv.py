@@ -26,13 +26,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, capped_line, whole, window_and_context
 from kvbench.cache.codebook import store_codebook
 from kvbench.cache.store import Compressed
-from kvbench.method import Method, Needs, check_choice, check_odd, check_range
-from kvbench.ops import pool, scores_by_layout, top_rows, window_attention
-from kvbench.prefill import LayerState, Prefill
-from kvbench.scoring import ScoringMethod, check_base
+from kvbench.compress.budget import Budget, capped_line, whole, window_and_context
+from kvbench.compress.method import Method, check_choice, check_odd, check_range
+from kvbench.compress.scores import pool, scores_by_layout, window_attention
+from kvbench.compress.scoring import ScoringMethod, check_base
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.selection import top_rows
+from kvbench.prefill.state import LayerState, Prefill
 
 
 @dataclass(frozen=True)

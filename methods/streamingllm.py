@@ -18,11 +18,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget, whole
 from kvbench.cache.rows import RowStore, gather_rows, store_rows
 from kvbench.cache.store import Band, Compressed, Store, Tail
-from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.prefill import LayerState, Prefill, Rotary
+from kvbench.compress.budget import Budget, whole
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import LayerState, Prefill, Rotary
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class StreamingLLM(Method):
     def _stream(self, layer: LayerState, kept: Tensor, newest: int) -> Store:
         rows = kept.expand(layer.kv_heads, -1)
         if self.positions == "original":
-            (band,) = store_rows(layer, rows).materialise()
+            (band,) = store_rows(layer, rows).materialize()
             return Stream(band, newest, None, layer.rule.sliding_window is not None)
         assert layer.k_pre is not None
         band = Band(gather_rows(layer.k_pre, rows), gather_rows(layer.v, rows), rows.int())
@@ -108,7 +109,7 @@ class Stream(Store):
             parts["positions"] = (self.band.positions,)
         return parts
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """The rows, rotated to their index in the cache where asked for."""
         if self.rotary is None:
             return (self.band,)

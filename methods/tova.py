@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from kvbench.method import Needs
-from kvbench.ops import scores_by_layout, window_attention
-from kvbench.prefill import LayerState
-from kvbench.scoring import ScoringMethod
+from kvbench.compress.scores import scores_by_layout, window_attention
+from kvbench.compress.scoring import ScoringMethod
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)

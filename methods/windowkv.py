@@ -13,7 +13,7 @@ Differs from the paper:
   the first rows stay where the whole one would not fit. Where the first group would pass the
   context it is capped and the last one raised. `budget_rule=released` repeats the integer steps,
   a last group that grows with gamma, and whole windows dropped until the group's budget holds.
-- The released demo gives questions the aggregation score and all else the localisation score,
+- The released demo gives questions the aggregation score and all else the localization score,
   against the text: `strategy=released`.
 - Where released rules would miss a fraction, the nominal budget is solved for. A budget smaller
   than the observation window keeps the newest tokens only.
@@ -30,22 +30,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kvbench.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import store_rows
 from kvbench.cache.store import Compressed
-from kvbench.classifier import AGGREGATION, LOCALISATION, ORACLE, check_classifier
-from kvbench.errors import UserError
-from kvbench.method import Method, Needs, check_choice, check_range
-from kvbench.ops import window_attention, with_window
-from kvbench.prefill import LayerState, Prefill
+from kvbench.classifier.trained import AGGREGATION, LOCALISATION, ORACLE, check_classifier
+from kvbench.compress.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
+from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.compress.scores import window_attention
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.selection import with_window
+from kvbench.prefill.state import LayerState, Prefill
 
 
 @dataclass(frozen=True)
 class WindowKV(Method):
     """Keep the observation window and the review windows it attends to most."""
 
-    omega_localisation: int = 8  # appendix A.3, LLaMA3-8B: tokens of a review window
-    alpha_localisation: int = 16  # appendix A.3, LLaMA3-8B: tokens of the observation window
+    omega_localization: int = 8  # appendix A.3, LLaMA3-8B: tokens of a review window
+    alpha_localization: int = 16  # appendix A.3, LLaMA3-8B: tokens of the observation window
     omega_aggregation: int = 16  # appendix A.3, LLaMA3-8B
     alpha_aggregation: int = 32  # appendix A.3, LLaMA3-8B
     gamma: int | None = None  # layers of a group; appendix A.3: 8 for LLaMA3-8B, 7 for Qwen2.5-1.5B
@@ -73,7 +75,7 @@ class WindowKV(Method):
     def needs(self) -> Needs:
         """The observation window's queries, and the task type."""
         return Needs(
-            window=max(self.alpha_localisation, self.alpha_aggregation),
+            window=max(self.alpha_localization, self.alpha_aggregation),
             classifiers=frozenset([self.classifier]),
         )
 
@@ -86,10 +88,10 @@ class WindowKV(Method):
         """Return the same rows for all layers of a group, by its first layer's scores."""
         layers, tokens = prefill.layers, prefill.tokens
         task_type = prefill.task_types.get(self.classifier, AGGREGATION)
-        localise = (task_type == LOCALISATION) == (self.strategy == "paper")
-        omega = self.omega_localisation if localise else self.omega_aggregation
-        alpha = self.alpha_localisation if localise else self.alpha_aggregation
-        best = omega if localise else max(1, omega // 2)
+        localize = (task_type == LOCALISATION) == (self.strategy == "paper")
+        omega = self.omega_localization if localize else self.omega_aggregation
+        alpha = self.alpha_localization if localize else self.alpha_aggregation
+        best = omega if localize else max(1, omega // 2)
         gamma = nearest_divisor(len(layers), 8) if self.gamma is None else self.gamma
         if len(layers) % gamma:
             raise UserError(

@@ -79,9 +79,9 @@ def kvbench_side(model: Any, variants: Any, ids: list[int]) -> Measured:
     """One prefill and one batch for all configurations."""
     from sweep_cost import Silent, any_sample
 
-    from kvbench.decode import Stop
-    from kvbench.evaluate import Work, evaluate
-    from kvbench.memory import free_bytes
+    from kvbench.decode.greedy import Stop
+    from kvbench.run.memory import free_bytes
+    from kvbench.run.sample import Work, evaluate
 
     stop = Stop(frozenset(), NEW_TOKENS)
 
@@ -117,8 +117,8 @@ def compare(python: str, tokens: list[int], repeat: int) -> bool:
     from compression_cost import planned, prompt_ids
     from hydra import initialize_config_module
 
-    from kvbench import provenance
-    from kvbench.model import load
+    from kvbench.base import provenance
+    from kvbench.model.loading import load
 
     torch.set_num_threads(1)
     swept = [f"method={','.join(PRESSES)}", f"budget={','.join(map(str, BUDGETS))}"]

@@ -28,21 +28,22 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 
-from kvbench import provenance
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.catalog import stated_methods
-from kvbench.classifier import LOCALISATION
-from kvbench.fit import fit
-from kvbench.method import Method, Needs
-from kvbench.model import LoadedModel, load
-from kvbench.plan import Plan
-from kvbench.planning import plan_from_config
-from kvbench.pruning import PruningPlan
-from kvbench.sweep import folded_jobs
+from kvbench.compress.fit import fit_budget
+from kvbench.base import provenance
+from kvbench.classifier.trained import LOCALISATION
+from kvbench.compress.budget import Budget
+from kvbench.compress.method import Method
+from kvbench.config.catalog import stated_methods
+from kvbench.config.planning import plan_from_config
+from kvbench.config.sweeper import folded_jobs
+from kvbench.model.loading import LoadedModel, load
+from kvbench.plan.plan import Plan
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.pruning import PruningSchedule
 
 T = TypeVar("T")
-Capture = tuple[Needs, PruningPlan | None]
+Capture = tuple[Needs, PruningSchedule | None]
 PLAIN: Capture = (Needs(), None)
 """The prefill that keeps keys and values only."""
 
@@ -100,7 +101,7 @@ def costs(
     sharing: dict[Capture, list[tuple[str, Budget]]] = {PLAIN: []}
     for name, method in methods.items():
         for budget in budgets:
-            plan = method.prefill_plan(len(ids), model.geometry.layers, budget)
+            plan = method.pruning_schedule(len(ids), model.geometry.layers, budget)
             sharing.setdefault((_captured(method.needs), plan), []).append((name, budget))
     types = {name: LOCALISATION for method in methods.values() for name in method.needs.classifiers}
     evaluations: dict[tuple[str, Budget], int] = {}
@@ -113,7 +114,7 @@ def costs(
             prefill = replace(prefill, task_types=types)
             for name, budget in users:
                 with torch.inference_mode():
-                    cache, seconds = cpu_seconds(partial(fit, methods[name], prefill, budget))
+                    cache, seconds = cpu_seconds(partial(fit_budget, methods[name], prefill, budget))
                 compressed[name, budget].append(seconds)
                 evaluations[name, budget] = cache.facts.get("evaluations", 1)
             del prefill
@@ -139,7 +140,7 @@ def _captured(needs: Needs) -> Needs:
 
 
 def planned(words: list[str]) -> Plan:
-    """The plan of a command line of one job, with Hydra initialised."""
+    """The plan of a command line of one job, with Hydra initialized."""
     (job,) = folded_jobs(OverridesParser.create().parse_overrides(words))
     return plan_from_config(hydra.compose("config", job), job)
 

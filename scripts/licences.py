@@ -1,9 +1,9 @@
-"""Print the licence of every installed package that kvbench and its extras depend on.
+"""Print the license of every installed package that kvbench and its extras depend on.
 
-    python scripts/licences.py            # name, version, licence, one package a line
-    python scripts/licences.py --unknown  # only those that state none; exit code 1 if there are any
+    python scripts/licenses.py            # name, version, license, one package a line
+    python scripts/licenses.py --unknown  # only those that state none; exit code 1 if there are any
 
-A package states its licence in its metadata: an SPDX expression, a text, or trove classifiers.
+A package states its license in its metadata: an SPDX expression, a text, or trove classifiers.
 Packages of other platforms and of extras that are not installed are named at the end.
 """
 
@@ -54,7 +54,7 @@ def _required(package: metadata.Distribution, extra: str) -> Iterator[tuple[str,
                 yield canonicalize_name(requirement.name), inner
 
 
-def licence(package: metadata.Distribution) -> str | None:
+def license(package: metadata.Distribution) -> str | None:
     """What the metadata states, in one line; None where it states nothing."""
     said = package.metadata
     if expression := said.get("License-Expression"):
@@ -70,11 +70,11 @@ def licence(package: metadata.Distribution) -> str | None:
 def main() -> None:
     """Print the list."""
     found, absent = dependencies()
-    unknown = [name for name, package in found.items() if licence(package) is None]
+    unknown = [name for name, package in found.items() if license(package) is None]
     shown = unknown if "--unknown" in sys.argv[1:] else list(found)
     width = max((len(name) for name in shown), default=0)
     for name in sorted(shown):
-        print(f"{name:<{width}}  {found[name].version:<14}  {licence(found[name]) or 'not stated'}")
+        print(f"{name:<{width}}  {found[name].version:<14}  {license(found[name]) or 'not stated'}")
     if absent and "--unknown" not in sys.argv[1:]:
         print(f"not installed here: {', '.join(sorted(absent))}")
     if unknown and "--unknown" in sys.argv[1:]:

@@ -101,7 +101,7 @@ def few_shot() -> Iterator[dict[str, Any]]:
         yield record("samsum", context, dialogue.summaries, last)
 
 
-def summarisation() -> Iterator[dict[str, Any]]:
+def summarization() -> Iterator[dict[str, Any]]:
     """Yield reports, meetings and news with a summary."""
     # Two each: the model seldom ends a summary by itself, so each costs all 512 tokens.
     for index, report in enumerate(reports.REPORTS[:2]):
@@ -139,7 +139,7 @@ def records() -> Iterator[dict[str, Any]]:
     """Yield every record of the suite, in table order of the groups."""
     yield from single_document()
     yield from multi_document()
-    yield from summarisation()
+    yield from summarization()
     yield from few_shot()
     yield from synthetic()
     yield from code()

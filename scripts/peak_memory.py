@@ -36,11 +36,11 @@ def measure(method: str, budget: str, tokens: int) -> dict[str, float]:
     """MiB of one run in this process: after loading, and at its peak."""
     import torch
 
-    from kvbench.budget import Budget
-    from kvbench.capture import capture
-    from kvbench.decode import Stop, decode
-    from kvbench.model import ModelSpec, load
-    from kvbench.tiny import RandomShape
+    from kvbench.compress.budget import Budget
+    from kvbench.decode.greedy import Stop, decode
+    from kvbench.model.loading import ModelSpec, load
+    from kvbench.model.random import RandomShape
+    from kvbench.prefill.capture import capture
 
     torch.set_num_threads(2)
     shape = RandomShape(LAYERS, HEADS, HEADS, HEAD_DIM, context=tokens + NEW_TOKENS)

@@ -13,7 +13,7 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import fmean
 
-from kvbench.record import distinct, read_shards
+from kvbench.records.reader import distinct, read_shards
 
 LEAST_AVERAGE = 30.0
 LEAST_TASKS_ABOVE_20 = 10

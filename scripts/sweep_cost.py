@@ -29,16 +29,16 @@ import torch
 from compression_cost import cpu_seconds, planned, prompt_ids
 from torch import Tensor
 
-from kvbench import provenance
-from kvbench.decode import Stop
-from kvbench.evaluate import Work, evaluate
-from kvbench.memory import free_bytes
-from kvbench.model import LoadedModel, load
-from kvbench.plan import Variant
-from kvbench.record import distinct, read_shards
-from kvbench.run import missing_results
-from kvbench.sources import open_source
-from kvbench.sweep import run_words
+from kvbench.base import provenance
+from kvbench.config.sweeper import run_words
+from kvbench.data.source import open_source
+from kvbench.decode.greedy import Stop
+from kvbench.model.loading import LoadedModel, load
+from kvbench.plan.variant import Variant
+from kvbench.records.reader import distinct, read_shards
+from kvbench.run.loop import missing_results
+from kvbench.run.memory import free_bytes
+from kvbench.run.sample import Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
 

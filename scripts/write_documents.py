@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvbench.methods_document import methods_document, methods_table
+from kvbench.config.methods_document import methods_document, methods_table
 
 ROOT = Path(__file__).resolve().parent.parent
 BEGIN, END = "<!-- methods: generated -->\n", "<!-- end of methods -->\n"

@@ -12,9 +12,9 @@ import torch
 import yaml
 from families import FAMILY_SETTINGS, random_network
 
-from kvbench.errors import UserError
-from kvbench.model import LoadedModel, ModelSpec, load, wrap
-from kvbench.tiny import byte_tokenizer
+from kvbench.base.errors import UserError
+from kvbench.model.loading import LoadedModel, ModelSpec, load, wrap
+from kvbench.model.random import byte_tokenizer
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench.tiny import byte_tokenizer
+from kvbench.model.random import byte_tokenizer
 
 _COMMON: dict[str, Any] = {
     "vocab_size": 96,

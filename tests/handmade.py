@@ -8,7 +8,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.record import SCHEMA, Record
+from kvbench.records.header import SCHEMA
+from kvbench.records.record import Record
 from kvbench.tasks.longbench import LONGBENCH_16, LongBench
 
 PROTOCOL = {

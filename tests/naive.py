@@ -8,8 +8,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvbench.prefill import AttentionRule, LayerState, Prefill, QueryStatistics, Rotary
-from kvbench.pruning import PruningPlan
+from kvbench.model.attention import AttentionRule
+from kvbench.prefill.pruning import PruningSchedule
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest difference accepted between a fast path and its twin."""
@@ -72,7 +73,7 @@ def random_prefill(
     return Prefill(tuple(states), randn(32))
 
 
-def pruned(prefill: Prefill, plan: PruningPlan | None) -> Prefill:
+def pruned(prefill: Prefill, plan: PruningSchedule | None) -> Prefill:
     """What a pruning prefill would leave, the dropped tokens chosen at random."""
     if plan is None:
         return prefill
@@ -124,7 +125,7 @@ def greedy_cover(unit: Tensor, theta: float, ranks: list[int]) -> tuple[list[int
 
     Args:
         unit: [n, D] vectors, copies listed one by one.
-        theta: cosine above which two are neighbours; a vector is its own neighbour.
+        theta: cosine above which two are neighbors; a vector is its own neighbor.
         ranks: order in which ties are broken, lowest first.
     """
     wide = unit.double()

@@ -211,7 +211,7 @@ def lists_of_rows(prefill, cache: Compressed, sums: str | None) -> list[list[Nai
     found = []
     for state, store in zip(prefill.layers, cache.layers, strict=True):
         heads = []
-        positions = [p for b in store.materialise() for p in b.positions.tolist()]
+        positions = [p for b in store.materialize() for p in b.positions.tolist()]
         for i, kept in enumerate(positions):
             g = i * KV_HEADS // len(positions)
             readers = (

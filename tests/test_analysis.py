@@ -8,8 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from kvbench.analysis import FIGURES
-from kvbench.analysis.draw import write_figure
+from kvbench.analysis.drawing import write_figure
 from kvbench.analysis.measures import (
     attention_map,
     attention_sparsity,
@@ -19,15 +18,17 @@ from kvbench.analysis.measures import (
     similar_pairs,
 )
 from kvbench.analysis.panels import BY_NAME, Panel
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.cli import app
-from kvbench.fit import fit
-from kvbench.method import Needs
+from kvbench.cli.main import app
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
+from kvbench.compress.scores import window_attention
 from kvbench.methods.snapkv import SnapKV
-from kvbench.model import LoadedModel
-from kvbench.ops import window_attention
-from kvbench.prefill import AttentionRule, LayerState, Prefill
+from kvbench.model.attention import AttentionRule
+from kvbench.model.loading import LoadedModel
+from kvbench.plan.names import FIGURES
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import LayerState, Prefill
 
 
 def a_layer(**changes: object) -> LayerState:
@@ -118,7 +119,7 @@ def test_jaccard_is_intersection_over_union_of_sets() -> None:
 
 
 def test_masks_hold_the_rows_that_the_cache_reads(prefill: Prefill) -> None:
-    cache = fit(SnapKV(window=8), prefill, Budget(fraction=0.5))
+    cache = fit_budget(SnapKV(window=8), prefill, Budget(fraction=0.5))
     masks = kept_masks(cache, prefill.tokens)
     assert masks.shape == (3, 2, 97)
     assert masks[:, :, -8:].all()
@@ -130,7 +131,7 @@ def test_masks_hold_the_rows_that_the_cache_reads(prefill: Prefill) -> None:
 
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_analysis_has_panels_of_one_shape_and_finite(name: str, prefill: Prefill) -> None:
-    caches = {"snapkv@0.5": fit(SnapKV(window=8), prefill, Budget(fraction=0.5))}
+    caches = {"snapkv@0.5": fit_budget(SnapKV(window=8), prefill, Budget(fraction=0.5))}
     for panel in BY_NAME[name].panels(prefill, caches):
         assert panel.values.ndim == 2 and panel.values.isfinite().all()
         assert panel.values.min() >= 0 and panel.values.max() <= 1 + 1e-5

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.attention import causal_attention, column_sums
-from kvbench.prefill import AttentionRule
+from kvbench.model.attention import AttentionRule, causal_attention, column_sums
 
 LENGTHS = [1, 7, 63, 257]
 VARIANTS = [(None, None), (16, None), (None, 2.0), (16, 2.0)]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.budget import (
+from kvbench.base.errors import UserError
+from kvbench.compress.budget import (
     Budget,
     capped_line,
     linear_budgets,
@@ -16,7 +17,6 @@ from kvbench.budget import (
     whole,
     window_and_context,
 )
-from kvbench.errors import UserError
 from kvbench.methods.pyramidkv import released_schedule
 from kvbench.methods.spindlekv import layer_shares
 

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from kvbench.attention import attention_layers, recording_pre_rope, rotary_function
-from kvbench.capture import capture
-from kvbench.errors import UserError
-from kvbench.method import Needs
-from kvbench.model import LoadedModel
+from kvbench.base.errors import UserError
+from kvbench.model.hooks import attention_layers, recording_pre_rope, rotary_function
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
 
 ALL = Needs(window=8, pre_rope_keys=True, column_sums=True)
 
@@ -82,7 +82,7 @@ def test_the_column_sums_equal_eager_attention_weights(family: tuple[LoadedModel
 def test_the_window_queries_give_eager_attention_weights(
     family: tuple[LoadedModel, Any],
 ) -> None:
-    from kvbench.ops import window_attention
+    from kvbench.compress.scores import window_attention
 
     model, eager = family
     ids = prompt(70)

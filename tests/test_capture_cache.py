@@ -11,12 +11,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from kvbench import capture as capturing
-from kvbench.capture_cache import CacheFolder, CaptureCache
-from kvbench.method import Needs
 from kvbench.methods.kvzip import KVzip
-from kvbench.prefill import LayerState
-from kvbench.pruning import PruningPlan
+from kvbench.prefill import capture as capturing
+from kvbench.prefill.disk import CacheFolder, CaptureCache
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.pruning import PruningSchedule
+from kvbench.prefill.state import LayerState
 
 IDS = torch.arange(90) % 256
 EVERYTHING = Needs(
@@ -81,7 +81,7 @@ def test_what_comes_from_disk_is_what_was_captured(tiny, tmp_path, prefills):
 
 def test_a_pruning_prefill_is_kept_as_well(tiny, tmp_path, prefills):
     layers = tiny.geometry.layers
-    plan = PruningPlan(context=(80, *(40,) * (layers - 1)), tail=10)
+    plan = PruningSchedule(context=(80, *(40,) * (layers - 1)), tail=10)
     made = _cache(tmp_path).capture(tiny, IDS, Needs(), plan)
     read = _cache(tmp_path).capture(tiny, IDS, Needs(), plan)
     assert len(prefills) == 1

@@ -12,7 +12,8 @@ import torch
 from conftest import one_line
 from typer.testing import CliRunner
 
-from kvbench.classifier import (
+from kvbench.base.errors import UserError
+from kvbench.classifier.trained import (
     AGGREGATION,
     LOCALISATION,
     MANIFEST,
@@ -24,22 +25,21 @@ from kvbench.classifier import (
     task_types,
     words_at_both_ends,
 )
-from kvbench.cli import app
-from kvbench.errors import UserError
-from kvbench.methods.windowkv import WindowKV
-from kvbench.planning import plan_from_config
-from kvbench.run import execute
-from kvbench.sources import open_source
-from kvbench.tasks.longbench import LongBench
-from kvbench.train_classifier import (
+from kvbench.classifier.training import (
     Example,
     HeldOut,
     Training,
     held_out_scores,
-    labelled_prompts,
+    labeled_prompts,
     split,
     train,
 )
+from kvbench.cli.main import app
+from kvbench.config.planning import plan_from_config
+from kvbench.data.source import open_source
+from kvbench.methods.windowkv import WindowKV
+from kvbench.run.loop import execute
+from kvbench.tasks.longbench import LongBench
 
 TRAINING = Training(epochs=6, batch_size=8, learning_rate=3e-3, dropout=0.1)
 
@@ -132,7 +132,7 @@ def test_tfidf_says_what_scikit_learn_says():
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    from kvbench.train_classifier import _tfidf
+    from kvbench.classifier.training import _tfidf
 
     rng = random.Random(1)
     words = [f"word{i}" for i in range(40)]
@@ -167,7 +167,7 @@ def test_only_both_ends_of_a_prompt_are_read(trained, encoder):
     assert ids == [2, *[river] * 19, *[stone] * 19, 3]
 
 
-def test_recall_and_f1_count_localisation_as_positive():
+def test_recall_and_f1_count_localization_as_positive():
     class Always(TfidfClassifier):
         def task_type(self, text):
             return text
@@ -187,8 +187,8 @@ def test_a_tenth_of_each_task_type_is_held_out_and_never_trained_on():
     assert split(examples, 0) == (kept, held_out) != split(examples, 1)
 
 
-def test_longbench_prompts_are_labelled_by_the_oracle():
-    examples = labelled_prompts("sample", ["qasper", "trec"])
+def test_longbench_prompts_are_labeled_by_the_oracle():
+    examples = labeled_prompts("sample", ["qasper", "trec"])
     assert {e.task_type for e in examples} == {LOCALISATION, AGGREGATION}
     (task,) = LongBench(["qasper"]).tasks()
     sample = next(LongBench(["qasper"]).samples(task, open_source("sample")))
@@ -256,17 +256,17 @@ def test_the_command_trains_and_says_how_to_use_it(tmp_path):
     ("lines", "complaint"),
     [
         ('{"text": "a"}', "line 1: field 'label' is missing"),
-        ('{"text": "a", "label": "qa"}', "line 1: field 'label' is 'qa': give localisation or"),
+        ('{"text": "a", "label": "qa"}', "line 1: field 'label' is 'qa': give localization or"),
         ('{"label": "aggregation"}', "line 1: field 'text' is missing"),
         ('{"text": "a"', "line 1: bad JSON"),
-        ('{"text": "a", "label": "aggregation"}', "0 localisation prompts are too few"),
-        ("", "0 localisation prompts are too few"),
+        ('{"text": "a", "label": "aggregation"}', "0 localization prompts are too few"),
+        ("", "0 localization prompts are too few"),
     ],
 )
 def test_bad_prompts_are_refused_in_one_line(tmp_path, lines, complaint):
     (tmp_path / "bad.jsonl").write_text(lines)
     with pytest.raises(UserError) as caught:
-        examples = labelled_prompts(str(tmp_path / "bad.jsonl"), [])
+        examples = labeled_prompts(str(tmp_path / "bad.jsonl"), [])
         train(tmp_path / "out", examples, TRAINING)
     assert complaint in one_line(caught)
     assert not (tmp_path / "out").exists()
@@ -274,7 +274,7 @@ def test_bad_prompts_are_refused_in_one_line(tmp_path, lines, complaint):
 
 def test_bad_paths_and_settings_are_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"nowhere\.jsonl cannot be read"):
-        labelled_prompts(str(tmp_path / "nowhere.jsonl"), [])
+        labeled_prompts(str(tmp_path / "nowhere.jsonl"), [])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
     with pytest.raises(UserError, match="mine is no classifier's folder: give a new one"):

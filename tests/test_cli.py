@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import kvbench
-from kvbench.cli import app
-from kvbench.record import read_shards
+from kvbench.cli.main import app
+from kvbench.records.reader import read_shards
 
 PREDICTIONS = Path(os.environ.get("KVBENCH_DATA", "")) / "longbench" / "predictions"
 
@@ -41,7 +41,7 @@ def test_help_takes_under_half_a_second_and_no_torch() -> None:
 
     assert min(seconds() for _ in range(5)) < 0.5
     heavy = "{'torch', 'transformers', 'hydra', 'pandas', 'datasets'}"
-    code = f"import sys, kvbench.cli; sys.exit(len({heavy} & set(sys.modules)))"
+    code = f"import sys, kvbench.cli.main; sys.exit(len({heavy} & set(sys.modules)))"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
@@ -114,7 +114,7 @@ def test_an_unwritable_run_folder_is_refused_before_anything_is_recorded(elsewhe
 
 
 def test_hydras_own_flags_pass_through(elsewhere: Path) -> None:
-    code = "from kvbench.cli import main; main()"
+    code = "from kvbench.cli.main import main; main()"
     words = [sys.executable, "-c", code, "run", "method=snapkv", "budget=0.4", "--cfg", "job"]
     shown = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert "_target_: kvbench.methods.snapkv.SnapKV" in shown and "budget: 0.4" in shown

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from kvbench.cache import codebook
 from kvbench.cache.codebook import Book, greedy_cover, store_codebook, unit_and_norm
 from kvbench.cache.store import Tail
-from kvbench.ops import top_rows
+from kvbench.prefill.selection import top_rows
 
 
 def _at(*degrees: float) -> torch.Tensor:
@@ -26,10 +26,10 @@ def _at(*degrees: float) -> torch.Tensor:
 T6 = (0, 5, 10, 15, 20, 60, 64, 180)
 
 
-@pytest.mark.parametrize(("theta", "centres"), [(0.98, [2, 5, 7]), (0.95, [1, 5, 7])])
-def test_eight_vectors_by_hand(theta, centres):
+@pytest.mark.parametrize(("theta", "centers"), [(0.98, [2, 5, 7]), (0.95, [1, 5, 7])])
+def test_eight_vectors_by_hand(theta, centers):
     picks, refs = greedy_cover(_at(*T6), theta)
-    assert picks.tolist() == centres
+    assert picks.tolist() == centers
     assert refs.tolist() == [0, 0, 0, 0, 0, 1, 1, 2]
 
 
@@ -52,9 +52,9 @@ def test_copies_of_orthogonal_vectors_need_one_entry_each():
 
 def _clustered(n: int, dim: int, seed: int) -> torch.Tensor:
     rng = torch.Generator().manual_seed(seed)
-    centres = torch.randn(max(1, n // 5), dim, generator=rng)
-    which = torch.randint(len(centres), (n,), generator=rng)
-    return unit_and_norm(centres[which] + 0.15 * torch.randn(n, dim, generator=rng))[0]
+    centers = torch.randn(max(1, n // 5), dim, generator=rng)
+    which = torch.randint(len(centers), (n,), generator=rng)
+    return unit_and_norm(centers[which] + 0.15 * torch.randn(n, dim, generator=rng))[0]
 
 
 @pytest.mark.parametrize("n", [0, 1, 7, 63, 257])
@@ -89,14 +89,14 @@ def test_multiplicity_equals_listing_the_copies(tokens, group, seed):
 
     listed = [(h, t) for h in range(group) for t in range(tokens) if keeps[h, t]]
     vectors = unit[[t for _, t in listed]]
-    # Copies of one vector are neighbours whatever their rounded cosine says.
+    # Copies of one vector are neighbors whatever their rounded cosine says.
     slow_picks, slow_refs = naive.greedy_cover(vectors, 0.9, list(range(len(listed))))
     assert [int(held[p]) for p in picks] == [listed[p][1] for p in slow_picks]
     by_token = {int(t): int(r) for t, r in zip(held, refs, strict=True)}
     assert [by_token[t] for _, t in listed] == slow_refs
 
 
-def test_zero_vectors_are_their_own_neighbours_only():
+def test_zero_vectors_are_their_own_neighbors_only():
     unit, norms = unit_and_norm(torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 0.0], [2.0, 0.0]]))
     picks, refs = greedy_cover(unit, 0.95)
     assert norms.tolist() == [0, 1, 0, 2]
@@ -117,7 +117,7 @@ def _store(prefill, count, **changes):
 def test_thresholds_near_one_give_back_the_rows_of_each_query_head(scope):
     prefill = naive.random_prefill(50)
     layer, rows, store = _store(prefill, 20, theta_key=0.99999, theta_value=0.99999, scope=scope)
-    (band,) = store.materialise()
+    (band,) = store.materialize()
     recent = torch.arange(46, 50).expand(4, -1)
     kept = torch.cat([rows, recent], 1)
     heads = torch.arange(4)[:, None] // 2
@@ -132,7 +132,7 @@ def test_repeated_directions_are_stored_once_and_read_exactly(scope):
     layer, rows, store = _store(prefill, 30, scope=scope)
     entries = sum(len(b.entries) for b in store.key_books)
     assert entries <= 5 * layer.kv_heads
-    (band,) = store.materialise()
+    (band,) = store.materialize()
     heads = torch.arange(4)[:, None] // 2
     torch.testing.assert_close(band.k[:, :30], layer.k[heads, rows], atol=1e-4, rtol=0)
 
@@ -184,8 +184,8 @@ def test_absorbed_tokens_are_matched_to_entries_or_get_their_own(scope, heads):
     assert sum(len(b.entries) for b in after.value_books) > sum(
         len(b.entries) for b in store.value_books
     )
-    (band,) = after.materialise()
-    (before,) = store.materialise()
+    (band,) = after.materialize()
+    (before,) = store.materialize()
     assert torch.equal(band.k[:, : count + 4], before.k)
     repeats = n // 2
     torch.testing.assert_close(

@@ -8,8 +8,8 @@ import pytest
 from handmade import header, records, write_shard
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
-from kvbench.report.compare_runs import changed_samples, compare_runs
+from kvbench.cli.main import app
+from kvbench.report.table.runs import changed_samples, compare_runs
 
 BEFORE = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.5, 0.0]}}
 AFTER = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.0, 0.25]}}

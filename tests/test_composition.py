@@ -14,21 +14,22 @@ from conftest import one_line
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from kvbench.budget import Budget
-from kvbench.configured import instantiated
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
-from kvbench.method import Method
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
+from kvbench.compress.method import Method
+from kvbench.config.objects import instantiated
+from kvbench.config.planning import plan_from_config
+from kvbench.config.sweeper import folded_jobs, run_words
+from kvbench.config.words import hydra_words
 from kvbench.methods.adakv import AdaKV, blended_shares, free_shares
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
-from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, Variant, _code_version
-from kvbench.planning import plan_from_config
-from kvbench.sweep import folded_jobs, run_words
+from kvbench.plan.plan import Plan, _code_version
+from kvbench.plan.variant import Variant
 
 
 @pytest.fixture
@@ -170,7 +171,7 @@ class LastRowsScored(SnapKV):
 
 
 def _lengths(cache) -> list[list[int]]:
-    return [[b.k.shape[1] for b in s.materialise() for _ in b.k] for s in cache.layers]
+    return [[b.k.shape[1] for b in s.materialize() for _ in b.k] for s in cache.layers]
 
 
 def test_adakv_shares_rows_among_heads_by_score():
@@ -198,8 +199,8 @@ def test_adakv_with_alpha_one_is_its_base():
         ours = AdaKV(base=base, alpha=1.0).compress(prefill, Budget(fraction=0.3))
         theirs = base.compress(prefill, Budget(fraction=0.3))
         for a, b in zip(ours.layers, theirs.layers, strict=True):
-            kept = [p.tolist() for band in a.materialise() for p in band.positions]
-            assert kept == b.materialise()[0].positions.tolist()
+            kept = [p.tolist() for band in a.materialize() for p in band.positions]
+            assert kept == b.materialize()[0].positions.tolist()
 
 
 def test_adakv_selects_per_query_head_where_each_stores_its_own_rows():
@@ -231,11 +232,11 @@ def test_the_codebooks_hold_exactly_the_rows_of_the_wrapped_eviction(evict):
     ours = SpindleKV(evict=evict).compress(prefill, budget)
     theirs = evict.compress(prefill, budget)
     for a, b in zip(ours.layers, theirs.layers, strict=True):
-        (x,), (y,) = a.materialise(), b.materialise()
+        (x,), (y,) = a.materialize(), b.materialize()
         assert x.positions.tolist() == y.positions.tolist()
     narrow = SpindleKV(evict=evict, theta_key=0.999999, theta_value=0.999999)
     for a, b in zip(narrow.compress(prefill, budget).layers, theirs.layers, strict=True):
-        (x,), (y,) = a.materialise(), b.materialise()
+        (x,), (y,) = a.materialize(), b.materialize()
         torch.testing.assert_close(x.k, y.k, atol=1e-5, rtol=0)
         torch.testing.assert_close(x.v, y.v, atol=1e-5, rtol=0)
 
@@ -243,7 +244,7 @@ def test_the_codebooks_hold_exactly_the_rows_of_the_wrapped_eviction(evict):
 def test_wrapped_codebooks_meet_the_budget_in_bytes():
     prefill = naive.random_prefill(400, distinct=200)
     for evict in (SnapKV(), PyramidKV(), H2O()):
-        found = ledger(prefill, fit(SpindleKV(evict=evict), prefill, Budget(fraction=0.4)))
+        found = ledger(prefill, fit_budget(SpindleKV(evict=evict), prefill, Budget(fraction=0.4)))
         assert found.ratio_bytes == pytest.approx(0.4, abs=0.01)
 
 
@@ -256,5 +257,5 @@ def test_a_method_that_evicts_while_decoding_cannot_be_wrapped(wrap):
 def test_h2o_in_a_wrapper_splits_the_wrappers_budget():
     prefill = naive.random_prefill(200)
     cache = AdaKV(base=H2O(), alpha=1.0).compress(prefill, Budget(tokens=40))
-    kept = [p.tolist() for band in cache.layers[0].materialise() for p in band.positions]
+    kept = [p.tolist() for band in cache.layers[0].materialize() for p in band.positions]
     assert all(set(range(180, 200)) <= set(head) and len(head) == 40 for head in kept)

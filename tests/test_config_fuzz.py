@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.configured import built, instantiated
-from kvbench.errors import UserError
-from kvbench.hydra_errors import one_line
-from kvbench.modelspec import ModelSpec
-from kvbench.plan import Protocol
-from kvbench.planning import plan_from_config
+from kvbench.base.errors import UserError
+from kvbench.cli.main import app
+from kvbench.config.hydra_errors import one_line
+from kvbench.config.objects import built, instantiated
+from kvbench.config.planning import plan_from_config
+from kvbench.model.spec import ModelSpec
+from kvbench.plan.protocol import Protocol
 
 VALUES = (None, True, 3, -1, 2.5, float("nan"), "abc", "", [], [1, "x"], {}, {"a": 1})
 WRITTEN = ("null", "true", "3", "-1", "2.5", "nan", "abc", "''", "[]", "[1,x]", "{}", "{a:1}")

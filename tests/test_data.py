@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from kvbench import data
-from kvbench.errors import UserError
-from kvbench.sources import open_source
+from kvbench.base.errors import UserError
+from kvbench.data import files as data
+from kvbench.data.source import open_source
 
 DATA = os.environ.get("KVBENCH_DATA")
 
@@ -278,8 +278,8 @@ def test_a_line_of_two_gigabytes_is_refused_in_little_memory(tmp_path: Path) -> 
     with (tmp_path / "qasper.jsonl").open("wb") as file:
         file.truncate(2 * 2**30)  # sparse: no disk is used
     code = (
-        "import resource, sys; from kvbench.sources import open_source\n"
-        "from kvbench.errors import UserError\n"
+        "import resource, sys; from kvbench.data.source import open_source\n"
+        "from kvbench.base.errors import UserError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (2**30, 2**30))\n"
         "try: open_source(sys.argv[1]).records('qasper')\n"
         "except UserError as error: print(error)\n"
@@ -294,7 +294,7 @@ def test_the_longest_line_counts_without_its_end(
 ) -> None:
     line = jsonl(record())
     for most, read in ((len(line) - 1, True), (len(line) - 2, False)):
-        monkeypatch.setattr("kvbench.jsonl.LONGEST_LINE", most)
+        monkeypatch.setattr("kvbench.base.jsonl.LONGEST_LINE", most)
         (tmp_path / "qasper.jsonl").write_bytes(line)
         if read:
             assert len(open_source(tmp_path).records("qasper")) == 1

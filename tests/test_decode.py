@@ -5,20 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.budget import Budget
 from kvbench.cache.codebook import CodebookStore
 from kvbench.cache.store import Compressed
-from kvbench.capture import capture
-from kvbench.decode import Stop, continuation_logits, decode
-from kvbench.fit import fit, keep_whole
-from kvbench.method import Needs
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget, keep_whole
+from kvbench.decode.greedy import Stop, continuation_logits, decode
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
-from kvbench.model import LoadedModel
-from kvbench.prefill import Prefill
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import Prefill
 
 NEEDS = Needs(window=64, pre_rope_keys=True)
 NEVER = frozenset[int]()
@@ -39,7 +39,7 @@ def _variants(prefill: Prefill) -> list[Compressed]:
         (SpindleKV(window=8, merge_every=3), 0.5),
         (SpindleKV(window=8, heads="kv", scope="layer", merge_every=0), 0.5),
     ]
-    kept = [fit(method, prefill, Budget(fraction=r)) for method, r in tried]
+    kept = [fit_budget(method, prefill, Budget(fraction=r)) for method, r in tried]
     return [keep_whole(prefill), *kept]
 
 
@@ -70,12 +70,12 @@ def test_a_wider_batch_is_padded_and_changes_nothing(tiny, prefill):
     assert len(exact) == 3
 
 
-def test_at_a_fixed_width_a_row_is_bitwise_independent_of_neighbours_and_slot(tiny, prefill):
+def test_at_a_fixed_width_a_row_is_bitwise_independent_of_neighbors_and_slot(tiny, prefill):
     caches = _variants(prefill)
     seen = []
 
     def logits_of(batch: list[Compressed], slot: int) -> torch.Tensor:
-        from kvbench.batch import Rows
+        from kvbench.decode.rows import Rows
 
         positions = torch.full((len(batch), 1), prefill.tokens)
         with torch.inference_mode():
@@ -147,7 +147,7 @@ def test_merging_while_decoding_equals_absorbing_step_by_step(tiny, prefill):
     """A slow twin: after each forward rebuild everything from the stores."""
     every = 3
     method = SpindleKV(window=8, merge_every=every, theta_key=0.9, theta_value=0.85)
-    cache = fit(method, prefill, Budget(fraction=0.5))
+    cache = fit_budget(method, prefill, Budget(fraction=0.5))
     (fast,) = _tokens(tiny, prefill, [cache], stop=Stop(NEVER, 14))
 
     caches = cache
@@ -177,8 +177,8 @@ class _Fed:
     def __init__(self, model: LoadedModel, cache: Compressed, ids: list[int], start: int) -> None:
         from dataclasses import replace
 
-        from kvbench.attention import recording_pre_rope
-        from kvbench.batch import Rows, _joined
+        from kvbench.decode.rows import Rows, _joined
+        from kvbench.model.hooks import recording_pre_rope
 
         layers = tuple(replace(s, absorb_every=10**6) for s in cache.layers)
         at = torch.arange(start, start + len(ids))[None]
@@ -196,7 +196,7 @@ class _Fed:
 def test_the_tail_counts_what_followed_compression(tiny, prefill):
     geometry = tiny.geometry
     per_token = geometry.layers * geometry.kv_heads * geometry.head_dim * 2 * 4
-    caches = [keep_whole(prefill), fit(SnapKV(window=8), prefill, Budget(fraction=0.3))]
+    caches = [keep_whole(prefill), fit_budget(SnapKV(window=8), prefill, Budget(fraction=0.3))]
     out = decode(tiny, caches, 130, Stop(NEVER, 6), first_logits=prefill.last_logits)
     # The last token generated is never fed.
     assert [g.tail_bytes for g in out] == [5 * per_token] * 2
@@ -221,7 +221,7 @@ def test_batched_equals_alone_on_the_embedded_model(smollm2):
 def _followers(tiny: LoadedModel, prefill: Prefill) -> tuple[list[Compressed], list[Compressed]]:
     """Variants that leave their rows alone while decoding, and variants that merge or evict."""
     summed = capture(tiny, _ids(130), Needs(window=64, pre_rope_keys=True, column_sums=True))
-    evicting = fit(H2O(during_decode=True), summed, Budget(fraction=0.3))
+    evicting = fit_budget(H2O(during_decode=True), summed, Budget(fraction=0.3))
     caches = [*_variants(prefill), evicting]
     moving = [c for c in caches if c.layers[0].absorb_every]
     return [c for c in caches if not c.layers[0].absorb_every], moving

@@ -5,7 +5,7 @@ from __future__ import annotations
 import runpy
 from pathlib import Path
 
-from kvbench.methods_document import methods_document
+from kvbench.config.methods_document import methods_document
 
 ROOT = Path(__file__).resolve().parent.parent
 REMEDY = "run: python scripts/write_documents.py"
@@ -30,8 +30,8 @@ def test_every_method_file_says_where_it_differs():
 
 def test_the_readmes_own_method_runs_from_outside(tmp_path, monkeypatch):
     """The file and the YAML as printed, in another package, through --config-dir."""
-    from kvbench.record import distinct, read_shards
-    from kvbench.sweep import run_words
+    from kvbench.config.sweeper import run_words
+    from kvbench.records.reader import distinct, read_shards
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     code = readme.partition("```python\n# methods/strided.py\n")[2].partition("```")[0]

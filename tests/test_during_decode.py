@@ -24,18 +24,19 @@ from naive_decode import (
 )
 from torch import Tensor
 
-from kvbench.batch import Rows
-from kvbench.budget import Budget
 from kvbench.cache.store import Compressed
-from kvbench.capture import capture
-from kvbench.decode import Stop, decode
-from kvbench.fit import fit
-from kvbench.method import Method, Needs
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
+from kvbench.compress.method import Method
+from kvbench.decode.greedy import Stop, decode
+from kvbench.decode.rows import Rows
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidinfer import PyramidInfer
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
-from kvbench.model import LoadedModel
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
 
 TOKENS = 60
 PROMPT = torch.randint(3, 250, (TOKENS,), generator=torch.Generator().manual_seed(11))
@@ -97,7 +98,7 @@ STEPS = 40
         {"heads": "query", "store": "repeat"},
         {"recent": 3},
         {"recent": 0},
-        {"normalise": "visible"},
+        {"normalize": "visible"},
     ],
     ids=str,
 )
@@ -107,7 +108,7 @@ def test_h2o_evicts_at_each_step_as_a_naive_model_does(tiny, prefill, settings, 
     cache = method.compress(prefill, Budget(tokens=budget))
     window, context = method.context_rows(prefill, Budget(tokens=budget))[0]
     held, newest = window + context - 1, max(0, window - 1)
-    visible = method.normalise == "visible"
+    visible = method.normalize == "visible"
     layers = [
         NaiveH2O(heads, held, newest, visible) for heads in lists_of_rows(prefill, cache, "sums")
     ]
@@ -124,7 +125,7 @@ def test_h2o_evicts_at_each_step_as_a_naive_model_does(tiny, prefill, settings, 
     if visible:
         assert min(prompt_rows) < held - newest, "some heavy hitters were generated"
     else:
-        assert max(prompt_rows) > 0, "raw sums favour the prompt"
+        assert max(prompt_rows) > 0, "raw sums favor the prompt"
 
 
 @pytest.mark.parametrize("feed", FEEDS.values(), ids=FEEDS)
@@ -177,7 +178,7 @@ def test_streamingllm_evicts_at_each_step_as_a_naive_model_does(
 def test_pyramidinfer_thins_out_generated_blocks_as_a_naive_model_does(tiny, block, feed):
     method = PyramidInfer(during_decode=True, decode_block=block, recent_ratio=0.1)
     budget = Budget(fraction=0.6)
-    plan = method.prefill_plan(TOKENS, 3, budget)
+    plan = method.pruning_schedule(TOKENS, 3, budget)
     pruned = capture(tiny, PROMPT, Needs(), plan)
     cache = method.compress(pruned, budget)
     layers, prompt_rows = [], []
@@ -224,7 +225,7 @@ def test_spindlekv_merges_generated_tokens_as_a_naive_model_does(tiny, prefill, 
 
     layers = []
     for state, store in zip(prefill.layers, cache.layers, strict=True):
-        (band,) = store.materialise()
+        (band,) = store.materialize()
         heads_of = []
         for i in range(len(band.k)):
             g = i * KV_HEADS // len(band.k)
@@ -254,7 +255,7 @@ def test_spindlekv_merges_generated_tokens_as_a_naive_model_does(tiny, prefill, 
 
 def memory(method: Method, prefill, budget: Budget, model, steps: int) -> tuple[int, int]:
     """Bytes of the compressed prompt, and of everything held after `steps` tokens."""
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     before = cache.nbytes
     (written,) = decode(
         model, [cache], TOKENS, Stop(frozenset(), steps), first_logits=prefill.last_logits
@@ -290,7 +291,7 @@ def test_the_batch_gives_each_evicting_variant_what_it_gives_it_alone(tiny, pref
         StreamingLLM(),
         SpindleKV(window=8, merge_every=4),
     ]
-    caches = [fit(m, prefill, Budget(fraction=0.4)) for m in tried]
+    caches = [fit_budget(m, prefill, Budget(fraction=0.4)) for m in tried]
 
     def ids(batch: list[Compressed], feed: tuple[int, ...]) -> list[tuple[int, ...]]:
         stop = Stop(frozenset(), 30)

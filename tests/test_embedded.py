@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.fit import fit
-from kvbench.ledger import ledger
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
+from kvbench.data.source import open_source
 from kvbench.methods.spindlekv import SpindleKV
-from kvbench.model import LoadedModel
-from kvbench.prefill import Prefill
-from kvbench.prompt import PromptRules, render
-from kvbench.sources import open_source
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.state import Prefill
 from kvbench.tasks.longbench import LongBench
+from kvbench.tasks.prompt import PromptRules, render
 
 pytestmark = pytest.mark.slow
 
@@ -35,7 +35,7 @@ def prefills(smollm2: LoadedModel) -> list[Prefill]:
 def test_spindlekv_lands_on_the_budget_in_bytes(prefills, r):
     measured = []
     for prefill in prefills:
-        cache = fit(SpindleKV(), prefill, Budget(fraction=r))
+        cache = fit_budget(SpindleKV(), prefill, Budget(fraction=r))
         assert cache.facts["saturated"] is False
         measured.append(ledger(prefill, cache).ratio_bytes)
     assert sum(measured) / len(measured) == pytest.approx(r, abs=0.01)

@@ -20,11 +20,11 @@ from rich.console import Console
 from slurm_on_loopback import PROGRAMS, program, running_slurm
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.progress import Progress
-from kvbench.record import distinct, read_shards
-from kvbench.run import interleaved
-from kvbench.sweep import dealt, run_words
+from kvbench.base.progress import Progress
+from kvbench.cli.main import app
+from kvbench.config.sweeper import dealt, run_words
+from kvbench.records.reader import distinct, read_shards
+from kvbench.run.loop import interleaved
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample, Task
 
@@ -85,7 +85,7 @@ def test_the_plain_line_is_one_line_and_says_what_runs(monkeypatch):
 
 def _started(out: Path, *words: str) -> subprocess.Popen[str]:
     """A run in a process of its own."""
-    command = [sys.executable, "-c", "from kvbench.cli import main; main()", "run"]
+    command = [sys.executable, "-c", "from kvbench.cli.main import main; main()", "run"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
         [*command, *WORDS, f"out={out}", *words],
@@ -207,7 +207,7 @@ def test_a_wrong_engine_setting_is_one_line(tmp_path, words, said):
 
 
 def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
-    from kvbench import capture as capturing
+    from kvbench.prefill import capture as capturing
 
     counted = []
     real = capturing.capture

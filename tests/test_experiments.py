@@ -14,18 +14,18 @@ from handmade import PROTOCOL, header, records, write_shard
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from typer.testing import CliRunner
 
-from kvbench.catalog import Choice, choices
-from kvbench.cli import app
-from kvbench.overrides import hydra_words
-from kvbench.plan import Plan
-from kvbench.planning import plan_from_config
-from kvbench.record import read_shards
-from kvbench.report.paper import Beside, paper_csv, paper_sheets
-from kvbench.report.paper_figure import FigureSpec
-from kvbench.report.paper_scores import ScoreNumbers
-from kvbench.report.published import published_table
-from kvbench.report.tables import Table, tables_of
-from kvbench.sweep import folded_jobs
+from kvbench.cli.main import app
+from kvbench.config.catalog import Choice, choices
+from kvbench.config.planning import plan_from_config
+from kvbench.config.sweeper import folded_jobs
+from kvbench.config.words import hydra_words
+from kvbench.plan.plan import Plan
+from kvbench.records.reader import read_shards
+from kvbench.report.paper.figure import FigureSpec
+from kvbench.report.paper.published import published_table
+from kvbench.report.paper.scores import ScoreNumbers
+from kvbench.report.paper.table import Beside, paper_csv, paper_sheets
+from kvbench.report.table.table import Table, tables_of
 
 EXPERIMENTS = {
     choice.name: choice

@@ -18,11 +18,11 @@ from transformers import AttentionInterface
 
 from kvbench.cache.rows import RowStore
 from kvbench.cache.store import Band, Compressed
-from kvbench.capture import capture
-from kvbench.decode import Generation, Stop, decode
-from kvbench.method import Needs
-from kvbench.model import LoadedModel
-from kvbench.prefill import Prefill
+from kvbench.decode.greedy import Generation, Stop, decode
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import Prefill
 
 TOKENS, STEPS = 70, 6
 QUERY_HEADS, KV_HEADS = 4, 2

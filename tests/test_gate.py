@@ -10,13 +10,14 @@ import pytest
 from handmade import A_RECORD, header, records, write_shard
 from typer.testing import CliRunner, Result
 
-from kvbench import gate
-from kvbench.catalog import choices, stated_methods
-from kvbench.cli import app
-from kvbench.errors import UserError
-from kvbench.record import Record, read_shards
-from kvbench.report.gate_report import junit, verdict_lines, verdict_summary
-from kvbench.report.regression import Tolerance, Verdict, judged
+from kvbench.base.errors import UserError
+from kvbench.cli.main import app
+from kvbench.config.catalog import choices, stated_methods
+from kvbench.gate import check as gate
+from kvbench.gate.texts import junit, verdict_lines, verdict_summary
+from kvbench.gate.verdict import Tolerance, Verdict, judged
+from kvbench.records.reader import read_shards
+from kvbench.records.record import Record
 
 LABELS = ("fullkv", "snapkv@0.2")
 ROOT = Path(__file__).resolve().parent.parent

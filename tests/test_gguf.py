@@ -13,10 +13,10 @@ import torch
 from conftest import one_line
 from transformers import AutoModelForCausalLM
 
-from kvbench import model as model_module
-from kvbench.errors import UserError
-from kvbench.model import LoadedModel, ModelSpec, load, model_identity
-from kvbench.modelspec import packaged_gguf
+from kvbench.base.errors import UserError
+from kvbench.model import loading as model_module
+from kvbench.model.loading import LoadedModel, ModelSpec, load, model_identity
+from kvbench.model.spec import packaged_gguf
 
 
 def write_gguf(path: Path, architecture: str = "llama") -> Path:
@@ -102,7 +102,7 @@ def test_two_processes_may_convert_at_once(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "small.gguf")
     code = f"""
         import torch
-        from kvbench.model import ModelSpec, load
+        from kvbench.model.loading import ModelSpec, load
         torch.set_num_threads(1)
         print(load(ModelSpec("m", {str(path)!r}, device="cpu")).fingerprint)
     """
@@ -129,8 +129,8 @@ def test_a_full_disk_while_converting_leaves_nothing_behind(tmp_path: Path, cach
     path = write_gguf(tmp_path / "small.gguf")
     code = f"""
         import resource, sys
-        from kvbench.errors import UserError
-        from kvbench.model import ModelSpec, load
+        from kvbench.base.errors import UserError
+        from kvbench.model.loading import ModelSpec, load
         import torch, transformers
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
         try:

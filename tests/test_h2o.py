@@ -8,15 +8,15 @@ import naive
 import pytest
 import torch
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.errors import UserError
-from kvbench.ledger import ledger
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
 from kvbench.methods.h2o import H2O
+from kvbench.prefill.capture import capture
 
 
 def positions(cache):
-    return [s.materialise()[0].positions.tolist() for s in cache.layers]
+    return [s.materialize()[0].positions.tolist() for s in cache.layers]
 
 
 def with_sums(prefill, sums):
@@ -31,13 +31,13 @@ def test_column_sums_of_flat_attention_by_hand():
     layer = prefill.layers[0]
     assert torch.equal(H2O(heads="query").head_scores(layer, 0), sums)
     expected = torch.tensor([0.520833, 0.361111, 0.291667, 0.25])
-    level = H2O(heads="query", normalise="visible").head_scores(layer, 0)
+    level = H2O(heads="query", normalize="visible").head_scores(layer, 0)
     torch.testing.assert_close(level[0], expected, atol=1e-6, rtol=0)
 
 
 def test_sums_in_a_layer_with_a_sliding_window_are_divided_by_the_queries_that_see_the_key():
     prefill = with_sums(naive.random_prefill(5, sliding_window=2), torch.ones(4, 5))
-    level = H2O(normalise="visible").head_scores(prefill.layers[0], 0)[0]
+    level = H2O(normalize="visible").head_scores(prefill.layers[0], 0)[0]
     assert (1 / level).tolist() == [2, 2, 2, 2, 1]
 
 
@@ -50,12 +50,12 @@ def test_half_of_the_budget_is_recent_and_the_rest_heavy_by_hand():
     assert positions(H2O(recent_ratio=1).compress(prefill, Budget(tokens=3)))[0][0] == [7, 8, 9]
 
 
-def test_raw_sums_favour_early_tokens_and_normalised_ones_do_not(tiny):
+def test_raw_sums_favor_early_tokens_and_normalized_ones_do_not(tiny):
     ids = torch.randint(0, 200, (120,), generator=torch.Generator().manual_seed(7))
     prefill = capture(tiny, ids, H2O().needs)
     budget = Budget(fraction=0.2)
     raw = H2O(recent=0).compress(prefill, budget)
-    level = H2O(recent=0, normalise="visible").compress(prefill, budget)
+    level = H2O(recent=0, normalize="visible").compress(prefill, budget)
     mean = [torch.tensor(positions(c)).float().mean() for c in (raw, level)]
     assert mean[0] < mean[1]
 
@@ -81,7 +81,7 @@ def test_the_kvf_layout_pays_for_a_copy_per_query_head():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("recent_ratio", 1.5), ("recent", -1), ("normalise", "mean")]
+    ("field", "value"), [("recent_ratio", 1.5), ("recent", -1), ("normalize", "mean")]
 )
 def test_fields_out_of_range_are_refused(field, value):
     with pytest.raises(UserError, match=f"method.{field}=.*give"):

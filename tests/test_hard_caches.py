@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_methods import METHODS
 
-from kvbench.budget import Budget
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
-from kvbench.method import Method
-from kvbench.prefill import Prefill
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
+from kvbench.compress.method import Method
+from kvbench.prefill.state import Prefill
 
 AFTER_PREFILL = sorted(name for name, method in METHODS.items() if method.acts_after_prefill)
 HEADS = [(1, 1), (5, 5), (6, 3), (7, 1), (4, 2), (6, 2)]
@@ -78,7 +78,7 @@ def test_any_sizes_give_a_cache_of_rows_of_the_prompt_or_one_line(
         budget = Budget(fraction=near)
     prefill = prefill_of(kind, tokens, layers, heads, width)
     try:
-        cache = fit(widened(METHODS[choice], window), prefill, budget)
+        cache = fit_budget(widened(METHODS[choice], window), prefill, budget)
     except UserError as error:
         assert "\n" not in str(error)
         return
@@ -87,7 +87,7 @@ def test_any_sizes_give_a_cache_of_rows_of_the_prompt_or_one_line(
     if budget.keeps_whole(tokens):
         assert found.kept_ratio == 1.0
     for store in cache.layers:
-        for band in store.materialise():
+        for band in store.materialize():
             assert band.k.isfinite().all() and band.v.isfinite().all()
             for head in band.positions.tolist():
                 assert head == sorted(set(head)) and set(head) <= set(range(tokens))

@@ -11,12 +11,13 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvbench.prompt import PromptRules, prompt_text, render
-from kvbench.record import Record, distinct, read_shards
-from kvbench.sweep import run_words
+from kvbench.config.sweeper import run_words
+from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
+from kvbench.records.reader import distinct, read_shards
+from kvbench.records.record import Record
 from kvbench.tasks.longbench import LongBench
+from kvbench.tasks.prompt import PromptRules, prompt_text, render
 from kvbench.tasks.task import Sample
-from kvbench.tiny import RandomShape, byte_tokenizer, random_llama
 
 (HOTPOTQA,) = LongBench(["hotpotqa"]).tasks()
 

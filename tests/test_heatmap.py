@@ -14,10 +14,12 @@ from handmade import A_RECORD, header, records, write_shard
 from PIL import Image
 from test_cli import cli
 
-from kvbench.record import Record
-from kvbench.report import figures, heatmap
+from kvbench.records.record import Record
+from kvbench.report.figures import heatmap
+from kvbench.report.figures import style as figures
 from kvbench.report.look import Look
-from kvbench.report.needle import (
+from kvbench.report.render import report
+from kvbench.report.table.needle import (
     accuracy,
     before_the_end,
     cell_scores,
@@ -25,8 +27,7 @@ from kvbench.report.needle import (
     is_needle,
     kept_by_layer,
 )
-from kvbench.report.render import report
-from kvbench.report.tables import Table, tables_of
+from kvbench.report.table.table import Table, tables_of
 
 Cells = Mapping[tuple[int, int], float]
 
@@ -157,8 +158,8 @@ def pixels(drawn: Any) -> np.ndarray:
     return np.asarray(Image.open(out).convert("RGB"))
 
 
-def share_of(image: np.ndarray, colour: str) -> float:
-    rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
+def share_of(image: np.ndarray, color: str) -> float:
+    rgb = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
     return float((np.abs(image.astype(int) - rgb).max(-1) <= 3).mean())
 
 
@@ -167,7 +168,7 @@ def test_nought_is_red_half_amber_one_green_and_a_missing_cell_hatched(folder: P
     (grid,) = grids(table)
     with figures.style():
         image = pixels(heatmap._one_heatmap(table, grid, table.rows[1]))
-    cells = [share_of(image, colour) for colour in (heatmap.RED, heatmap.AMBER, heatmap.GREEN)]
+    cells = [share_of(image, color) for color in (heatmap.RED, heatmap.AMBER, heatmap.GREEN)]
     assert max(cells) - min(cells) < 0.02 and min(cells) > 0.1
     assert share_of(image, "#888888") > 0.001
 

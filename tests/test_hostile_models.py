@@ -15,11 +15,11 @@ from conftest import one_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench import classifier
-from kvbench.errors import UserError
-from kvbench.model import ModelSpec, load
-from kvbench.prompt import chat_around
-from kvbench.tiny import RandomShape, byte_tokenizer, random_llama
+from kvbench.base.errors import UserError
+from kvbench.classifier import trained as classifier
+from kvbench.model.chat import chat_around
+from kvbench.model.loading import ModelSpec, load
+from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
 
 CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
 MODULES = {

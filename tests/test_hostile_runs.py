@@ -16,10 +16,10 @@ from test_heatmap import needle_header, needle_records
 from test_page import CHROMIUM, in_chromium
 from typer.testing import CliRunner
 
-from kvbench.cli import app
+from kvbench.cli.main import app
 from kvbench.report.look import Look
-from kvbench.report.page import page
-from kvbench.report.tables import tables_of
+from kvbench.report.page.page import page
+from kvbench.report.table.table import tables_of
 
 SCORES = {
     "fullkv": {"qasper": [1.0, 0.5], "trec": [1.0]},

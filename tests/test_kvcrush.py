@@ -10,10 +10,10 @@ import torch
 from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 
-from kvbench.budget import Budget
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
 from kvbench.methods.h2o import H2O
 from kvbench.methods.kvcrush import (
     KVCrush,
@@ -38,7 +38,7 @@ BASES = [
 
 
 def _rows(cache):
-    return [[p for b in s.materialise() for p in b.positions.tolist()] for s in cache.layers]
+    return [[p for b in s.materialize() for p in b.positions.tolist()] for s in cache.layers]
 
 
 def _bits(*words):
@@ -100,7 +100,7 @@ def test_share_zero_is_the_base(base):
     for budget in (Budget(fraction=0.3), Budget(tokens=5), Budget(tokens=60)):
         crushed = KVCrush(base=base, share=0.0)
         assert _rows(crushed.compress(prefill, budget)) == _rows(base.compress(prefill, budget))
-        assert _rows(fit(crushed, prefill, budget)) == _rows(fit(base, prefill, budget))
+        assert _rows(fit_budget(crushed, prefill, budget)) == _rows(fit_budget(base, prefill, budget))
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -109,7 +109,7 @@ def test_share_zero_is_the_base(base):
 def test_the_budget_stays_the_bases_whatever_the_share(base, share, granularity):
     prefill = naive.random_prefill(1203, layers=4)
     method = KVCrush(base=base, share=share, granularity=granularity)
-    found = ledger(prefill, fit(method, prefill, Budget(fraction=0.3)))
+    found = ledger(prefill, fit_budget(method, prefill, Budget(fraction=0.3)))
     assert found.ratio_bytes == pytest.approx(0.3, abs=0.01)
     for layer in _rows(method.compress(prefill, Budget(fraction=0.3))):
         for head in layer:

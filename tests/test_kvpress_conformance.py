@@ -16,11 +16,11 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.method import Method
-from kvbench.model import LoadedModel, ModelSpec, wrap
-from kvbench.overrides import hydra_words
+from kvbench.compress.budget import Budget
+from kvbench.compress.method import Method
+from kvbench.config.words import hydra_words
+from kvbench.model.loading import LoadedModel, ModelSpec, wrap
+from kvbench.prefill.capture import capture
 
 HERE = Path(__file__).resolve().parent
 FIXTURE = json.loads((HERE / "fixtures" / "kvpress-0.5.5.json").read_text(encoding="utf-8"))
@@ -152,7 +152,7 @@ def test_the_same_tokens_as_kvpress(case, models):
         assert rest == 0
         budget = Budget(tokens=mean)
     cache = method.compress(capture(model, ids, method.needs), budget)
-    found = [[p.tolist() for b in s.materialise() for p in b.positions] for s in cache.layers]
+    found = [[p.tolist() for b in s.materialize() for p in b.positions] for s in cache.layers]
     assert [len(x) for x in found] == [len(x) for x in expected]
     pairs = zip(heads, (head for layer in found for head in layer), strict=True)
     equal = [a == b for a, b in pairs]

@@ -13,23 +13,22 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
-from kvbench.method import Needs
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
 from kvbench.methods.kvzip import KVzip, best_pairs
-from kvbench.model import LoadedModel
-from kvbench.reconstruction import (
+from kvbench.model.loading import LoadedModel
+from kvbench.model.random import byte_tokenizer
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs, Reconstruction
+from kvbench.prefill.reconstruction import (
     Around,
-    Reconstruction,
     chunks,
     passes_of,
     reconstruction_scores,
     template_around,
 )
-from kvbench.tiny import byte_tokenizer
 
 PROMPT = torch.randint(3, 90, (80,), generator=torch.Generator().manual_seed(5))
 SETTINGS = Reconstruction(30, "Repeat:", "Repeat_from:", 8, None)
@@ -37,7 +36,7 @@ AROUND = Around(prefix_tokens=5, closing="!")  # letters of the families' small 
 
 
 def _kept(cache):
-    return [[p.tolist() for b in s.materialise() for p in b.positions] for s in cache.layers]
+    return [[p.tolist() for b in s.materialize() for p in b.positions] for s in cache.layers]
 
 
 # T11
@@ -190,7 +189,7 @@ def test_methods_with_equal_passes_share_them_and_others_have_their_own(tiny: Lo
 @pytest.mark.parametrize("budget", [0.15, 0.3, 0.65])
 def test_what_is_kept_is_the_budget_to_the_pair_and_the_rest_is_freed(level, budget):
     prefill = naive.random_prefill(200, layers=5, dim=16)
-    cache = fit(KVzip(level=level), prefill, Budget(fraction=budget))
+    cache = fit_budget(KVzip(level=level), prefill, Budget(fraction=budget))
     pairs = round(budget * 200) * 5 * 2
     assert cache.nbytes == pairs * 2 * 16 * 4
     found = ledger(prefill, cache)
@@ -256,7 +255,7 @@ def test_a_prompt_of_template_alone_is_kept_from_its_start(tiny: LoadedModel) ->
     ids = torch.tensor(tiny.tokenizer("<s>[user] ", add_special_tokens=False).input_ids)
     prefill = capture(tiny, ids, KVzip().needs)
     assert prefill.template_tokens == len(ids)
-    cache = fit(KVzip(), prefill, Budget(tokens=2))
+    cache = fit_budget(KVzip(), prefill, Budget(tokens=2))
     assert _kept(cache) == [[[0, 1]] * 2] * 3
 
 

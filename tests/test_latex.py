@@ -9,16 +9,16 @@ from pathlib import Path
 import pytest
 from handmade import header, records, write_shard
 
-from kvbench.report.latex import latex
+from kvbench.report.forms.latex import latex
 from kvbench.report.look import Look
-from kvbench.report.paper import Beside, paper_sheets
-from kvbench.report.paper_figure import FigureSpec, figure_sheets, parts
-from kvbench.report.paper_scores import ScoreNumbers
-from kvbench.report.paper_shape import published_sheets
-from kvbench.report.published import published_tables
-from kvbench.report.score_sheets import sheets_of
+from kvbench.report.paper.figure import FigureSpec, figure_sheets, parts
+from kvbench.report.paper.published import published_tables
+from kvbench.report.paper.scores import ScoreNumbers
+from kvbench.report.paper.shape import published_sheets
+from kvbench.report.paper.table import Beside, paper_sheets
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow
-from kvbench.report.tables import tables_of
+from kvbench.report.sheets.scores import sheets_of
+from kvbench.report.table.table import tables_of
 
 TABLES = published_tables()
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import naive
 import pytest
 
-from kvbench.budget import Budget
-from kvbench.ledger import formula15, ledger
+from kvbench.cache.ledger import formula15, ledger
+from kvbench.compress.budget import Budget
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 

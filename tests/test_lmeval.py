@@ -22,15 +22,16 @@ from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
 
-from kvbench.capture import capture
-from kvbench.cli import app
-from kvbench.errors import UserError
+from kvbench.base.errors import UserError
+from kvbench.cli.main import app
 from kvbench.lmeval import answers as answering
 from kvbench.lmeval.command import own_words, run_lm_eval
 from kvbench.lmeval.model import KVBench, plan_of_words
-from kvbench.model import LoadedModel
-from kvbench.record import Record, distinct, lines_of_kind, read_shards
-from kvbench.tiny import byte_tokenizer, random_llama
+from kvbench.model.loading import LoadedModel
+from kvbench.model.random import byte_tokenizer, random_llama
+from kvbench.prefill.capture import capture
+from kvbench.records.reader import distinct, lines_of_kind, read_shards
+from kvbench.records.record import Record
 
 TINY = ["model=tiny-random", "model.device=cpu"]
 LOGPROB = 1e-4
@@ -435,7 +436,7 @@ def test_prefills_that_were_kept_serve_another_days_methods(elsewhere, local_tas
     words = ["tasks=endings,writing", "prefill_cache=kept", "budget=0.5"]
     first = run_local(local_tasks, *words, "method=snapkv", flags=tuple(SHORT))
     assert first.exit_code == 0, first.output
-    monkeypatch.setattr("kvbench.capture.capture", _fails)
+    monkeypatch.setattr("kvbench.prefill.capture.capture", _fails)
     second = run_local(local_tasks, *words, "method=streamingllm", flags=tuple(SHORT))
     assert second.exit_code == 0, second.output
     assert {r.method for r in records_of("run")} == {"snapkv", "streamingllm"}

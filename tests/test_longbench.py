@@ -11,8 +11,8 @@ import pytest
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from kvbench.errors import UserError
-from kvbench.sources import open_source
+from kvbench.base.errors import UserError
+from kvbench.data.source import open_source
 from kvbench.tasks.longbench import LONGBENCH_16, LONGBENCH_E, LONGBENCH_ZH, LongBench
 from kvbench.tasks.suite import Suite
 

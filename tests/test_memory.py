@@ -9,21 +9,21 @@ import pytest
 import torch
 from conftest import one_line
 
-from kvbench.batch import Rows
-from kvbench.budget import Budget
+from kvbench.base.errors import UserError
+from kvbench.base.sizes import parsed_bytes, shown_bytes
 from kvbench.cache.store import Compressed
-from kvbench.capture import capture
-from kvbench.errors import UserError
-from kvbench.memory import decode_bytes, prefill_bytes
-from kvbench.method import Needs
+from kvbench.compress.budget import Budget
+from kvbench.config.sweeper import run_words
+from kvbench.decode.rows import Rows
 from kvbench.methods.adakv import AdaKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
-from kvbench.prefill import Prefill
-from kvbench.record import distinct, read_shards
-from kvbench.sizes import parsed_bytes, shown_bytes
-from kvbench.sweep import run_words
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import Prefill
+from kvbench.records.reader import distinct, read_shards
+from kvbench.run.memory import decode_bytes, prefill_bytes
 
 
 @pytest.mark.parametrize(

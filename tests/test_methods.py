@@ -19,17 +19,18 @@ from hydra import compose, initialize_config_module
 from hydra.utils import instantiate
 from omegaconf import OmegaConf
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.decode import Stop, decode
-from kvbench.fit import fit, keep_whole
-from kvbench.ledger import ledger
-from kvbench.method import Method, Needs
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget, keep_whole
+from kvbench.compress.method import Method
+from kvbench.decode.greedy import Stop, decode
 from kvbench.methods.fullkv import FullKV
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
 
 CONF = Path(__file__).resolve().parent.parent / "conf" / "method"
 CHOICES = sorted(p.stem for p in CONF.glob("*.yaml"))
@@ -62,7 +63,7 @@ def _prefill(method, tokens, budget, **shape):
     if method.acts_after_prefill:
         return naive.random_prefill(tokens, **shape)
     prefill = naive.random_prefill(tokens, layers=24, **shape)
-    return naive.pruned(prefill, method.prefill_plan(tokens, 24, budget))
+    return naive.pruned(prefill, method.pruning_schedule(tokens, 24, budget))
 
 
 def where(holds: Callable[[Method], bool]) -> pytest.MarkDecorator:
@@ -77,9 +78,9 @@ def _rotates_anew(method: Method) -> bool:
 
 
 def _stores_plain_rows(method: Method) -> bool:
-    """Whether vectors are held as they were: no codebook entries, no quantised numbers."""
+    """Whether vectors are held as they were: no codebook entries, no quantized numbers."""
     budget = Budget(fraction=0.3)
-    parts = fit(method, _prefill(method, 60, budget), budget).layers[0].bytes_by_part
+    parts = fit_budget(method, _prefill(method, 60, budget), budget).layers[0].bytes_by_part
     return set(parts) <= {"rows", "indices", "positions", "scores"}
 
 
@@ -87,7 +88,7 @@ compresses = where(lambda m: not isinstance(m, FullKV))
 
 
 def _positions(cache):
-    return [[list(p) for b in s.materialise() for p in b.positions.tolist()] for s in cache.layers]
+    return [[list(p) for b in s.materialize() for p in b.positions.tolist()] for s in cache.layers]
 
 
 def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
@@ -112,7 +113,7 @@ def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
 def test_what_is_kept_stays_within_the_budget(method, tokens, value):
     budget = Budget.parse(value)
     prefill = _prefill(method, tokens, budget)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     found = ledger(prefill, cache)
     if cache.facts.get("floor"):
         # The first layer is never pruned and alone exceeds the budget: the rest keep one token.
@@ -137,21 +138,21 @@ def test_what_is_kept_stays_within_the_budget(method, tokens, value):
 def test_rows_are_ascending_unique_and_inside_the_prompt(method):
     for value in (0.1, 0.5):
         budget = Budget(fraction=value)
-        for layer in _positions(fit(method, _prefill(method, 120, budget), budget)):
+        for layer in _positions(fit_budget(method, _prefill(method, 120, budget), budget)):
             for head in layer:
                 assert head == sorted(set(head))
                 assert set(head) <= set(range(120))
 
 
-# Codebooks and quantisation change vectors, and cache positions rotate keys: tested on their own.
+# Codebooks and quantization change vectors, and cache positions rotate keys: tested on their own.
 @where(lambda m: _stores_plain_rows(m) and not _rotates_anew(m))
 def test_rows_hold_the_keys_and_values_of_their_positions(method):
     budget = Budget(fraction=0.3)
     prefill = _prefill(method, 120, budget)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     for layer, store in zip(prefill.layers, cache.layers, strict=True):
         fed = torch.arange(120) if layer.positions is None else layer.positions
-        bands = store.materialise()
+        bands = store.materialize()
         heads = sum(len(b.k) for b in bands)
         head = 0
         for band in bands:
@@ -169,7 +170,7 @@ def test_evicted_rows_are_gone_from_memory(method):
     """Every tensor held is a copy of what it needs: no view keeps the whole capture alive."""
     budget = Budget(fraction=0.2)
     prefill = _prefill(method, 200, budget)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     # A prefill that pruned holds no other rows, so it may be shared.
     whole = prefill.layers if method.acts_after_prefill else ()
     captured = {s.untyped_storage().data_ptr() for x in whole for s in (x.k, x.v)}
@@ -186,7 +187,7 @@ def test_evicted_rows_are_gone_from_memory(method):
 @where(lambda m: m.keeps_newest and not _rotates_anew(m))
 def test_the_newest_tokens_survive_the_smallest_budget(method):
     prefill = _prefill(method, 200, Budget(tokens=1))
-    for layer in _positions(fit(method, prefill, Budget(tokens=1))):
+    for layer in _positions(fit_budget(method, prefill, Budget(tokens=1))):
         for head in layer:
             assert head[-1] == 199
 
@@ -195,7 +196,7 @@ def test_the_newest_tokens_survive_the_smallest_budget(method):
 def test_the_window_survives_wherever_it_fits(method):
     window = method.window
     prefill = naive.random_prefill(300)
-    for layer in _positions(fit(method, prefill, Budget(tokens=window + 20))):
+    for layer in _positions(fit_budget(method, prefill, Budget(tokens=window + 20))):
         for head in layer:
             assert set(range(300 - window, 300)) <= set(head)
 
@@ -203,8 +204,8 @@ def test_the_window_survives_wherever_it_fits(method):
 def test_same_inputs_same_rows_and_inputs_unchanged(method):
     prefill = _prefill(method, 120, Budget(fraction=0.3), distinct=30)
     before = copy.deepcopy([(s.k, s.v, s.q_win, s.k_pre) for s in prefill.layers])
-    first = fit(method, prefill, Budget(fraction=0.3))
-    again = fit(method, prefill, Budget(fraction=0.3))
+    first = fit_budget(method, prefill, Budget(fraction=0.3))
+    again = fit_budget(method, prefill, Budget(fraction=0.3))
     assert _positions(first) == _positions(again)
     for layer, (k, v, q, pre) in zip(prefill.layers, before, strict=True):
         assert torch.equal(layer.k, k)
@@ -235,14 +236,14 @@ def _flattened(prefill, flat: Callable[[torch.Tensor], torch.Tensor]):
 def test_vectors_that_are_all_alike_are_kept_within_the_budget_and_finite(method, flat):
     budget = Budget(fraction=0.3)
     prefill = _flattened(_prefill(method, 63, budget), flat)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     found = ledger(prefill, cache)
     assert found.ratio_bytes <= 0.3 + 0.05 or cache.facts.get("over_budget")
     for layer, store in zip(_positions(cache), cache.layers, strict=True):
         for head in layer:
             assert head == sorted(set(head))
             assert set(head) <= set(range(63))
-        for band in store.materialise():
+        for band in store.materialize():
             assert band.k.isfinite().all() and band.v.isfinite().all()
 
 
@@ -269,7 +270,7 @@ def test_streamingllm_rotates_keys_to_their_place_in_the_cache():
     prefill = naive.random_prefill(20)
     layer = prefill.layers[0]
     cache = StreamingLLM(positions="cache").compress(prefill, Budget(tokens=12))
-    (band,) = cache.layers[0].materialise()
+    (band,) = cache.layers[0].materialize()
     rows = torch.tensor([0, 1, 2, 3, *range(12, 20)])
     expected = layer.rotary.rotate(layer.k_pre[:, rows], torch.arange(12).expand(2, -1))
     torch.testing.assert_close(band.k, expected)
@@ -296,7 +297,7 @@ def test_spindlekv_keeping_all_with_thresholds_near_one_is_fullkv_up_to_rounding
     method = SpindleKV(theta_key=0.999999, theta_value=0.999999, heads="kv")
     cache = method.compress(prefill, Budget(fraction=1.0))
     for layer, store in zip(prefill.layers, cache.layers, strict=True):
-        (band,) = store.materialise()
+        (band,) = store.materialize()
         torch.testing.assert_close(band.k, layer.k, atol=1e-5, rtol=0)
         torch.testing.assert_close(band.v, layer.v, atol=1e-5, rtol=0)
 
@@ -305,13 +306,13 @@ def test_spindlekv_keeping_all_with_thresholds_near_one_is_fullkv_up_to_rounding
 @pytest.mark.parametrize("r", [0.15, 0.3, 0.6])
 def test_spindlekv_lands_on_the_budget_in_bytes(scope, r):
     prefill = naive.random_prefill(600, distinct=300)
-    found = ledger(prefill, fit(SpindleKV(scope=scope), prefill, Budget(fraction=r)))
+    found = ledger(prefill, fit_budget(SpindleKV(scope=scope), prefill, Budget(fraction=r)))
     assert found.ratio_bytes == pytest.approx(r, abs=0.005)
 
 
 def test_spindlekv_says_saturated_where_the_codebook_saves_more_than_asked():
     prefill = naive.random_prefill(300, distinct=10, dim=64)
-    cache = fit(SpindleKV(heads="kv"), prefill, Budget(fraction=0.8))
+    cache = fit_budget(SpindleKV(heads="kv"), prefill, Budget(fraction=0.8))
     assert cache.facts["saturated"] is True
     assert cache.facts["nominal"] == 1.0
     assert cache.nbytes / prefill.nbytes < 0.8
@@ -319,7 +320,7 @@ def test_spindlekv_says_saturated_where_the_codebook_saves_more_than_asked():
 
 def test_spindlekv_match_eviction_uses_the_budget_as_eviction_ratio():
     prefill = naive.random_prefill(332)
-    cache = fit(SpindleKV(match="eviction"), prefill, Budget(fraction=0.4))
+    cache = fit_budget(SpindleKV(match="eviction"), prefill, Budget(fraction=0.4))
     context = ledger(prefill, cache).kept_tokens
     assert sum(context) / 3 == pytest.approx(0.4 * 332, abs=1)
     assert "nominal" not in cache.facts
@@ -327,7 +328,7 @@ def test_spindlekv_match_eviction_uses_the_budget_as_eviction_ratio():
 
 def test_spindlekv_without_eviction_meets_the_budget_through_the_thresholds():
     prefill = naive.random_prefill(400, distinct=350, dim=16)
-    cache = fit(SpindleKV(evict=False), prefill, Budget(fraction=0.5))
+    cache = fit_budget(SpindleKV(evict=False), prefill, Budget(fraction=0.5))
     found = ledger(prefill, cache)
     assert found.kept_ratio == 1.0
     assert found.ratio_bytes == pytest.approx(0.5, abs=0.01)
@@ -355,7 +356,7 @@ def test_union_storage_holds_each_shared_row_once():
     repeat = SnapKV(heads="query", window=8, store="repeat").compress(prefill, budget)
     assert union.nbytes < repeat.nbytes
     for a, b in zip(union.layers, repeat.layers, strict=True):
-        (x,), (y,) = a.materialise(), b.materialise()
+        (x,), (y,) = a.materialize(), b.materialize()
         assert torch.equal(x.k, y.k)
         assert torch.equal(x.v, y.v)
         assert torch.equal(x.positions, y.positions)
@@ -378,7 +379,7 @@ def test_union_storage_holds_each_shared_row_once():
     ],
 )
 def test_a_field_out_of_range_is_refused_with_value_and_remedy(cls, field, value):
-    from kvbench.errors import UserError
+    from kvbench.base.errors import UserError
 
     with pytest.raises(UserError, match=rf"method\.{field}=.*{value}.*give") as caught:
         cls(**{field: value})
@@ -402,20 +403,20 @@ def captured(tiny):
 @where(lambda m: m.acts_after_prefill)
 def test_the_first_token_is_fullkvs(method, tiny, captured):
     full, other = _decoded(
-        tiny, captured, [keep_whole(captured), fit(method, captured, Budget(fraction=0.1))], 150
+        tiny, captured, [keep_whole(captured), fit_budget(method, captured, Budget(fraction=0.1))], 150
     )
     assert other[0] == full[0]
 
 
 def test_budget_one_decodes_as_fullkv(method, tiny, captured):
     full, other = _decoded(
-        tiny, captured, [keep_whole(captured), fit(method, captured, Budget.parse(1.0))], 150
+        tiny, captured, [keep_whole(captured), fit_budget(method, captured, Budget.parse(1.0))], 150
     )
     assert other == full
 
 
 def test_more_tokens_than_the_prompt_has_decode_as_fullkv(method, tiny, captured):
     full, other = _decoded(
-        tiny, captured, [keep_whole(captured), fit(method, captured, Budget(tokens=151))], 150
+        tiny, captured, [keep_whole(captured), fit_budget(method, captured, Budget(tokens=151))], 150
     )
     assert other == full

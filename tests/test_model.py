@@ -18,13 +18,13 @@ from families import random_network, saved
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench import model as model_module
-from kvbench.capture import capture
-from kvbench.errors import UserError
-from kvbench.method import Needs
-from kvbench.model import LoadedModel, ModelSpec, load, model_identity, wrap
-from kvbench.modelspec import FAMILIES
-from kvbench.tiny import byte_tokenizer
+from kvbench.base.errors import UserError
+from kvbench.model import loading as model_module
+from kvbench.model.loading import LoadedModel, ModelSpec, load, model_identity, wrap
+from kvbench.model.random import byte_tokenizer
+from kvbench.model.spec import FAMILIES
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
 
 IDS = torch.arange(3, 40)
 
@@ -79,7 +79,7 @@ def test_specs_and_identities_of_local_models_need_no_torch(tmp_path: Path) -> N
     saved(tmp_path)
     code = f"""
         import sys
-        from kvbench.model import ModelSpec, model_identity
+        from kvbench.model.loading import ModelSpec, model_identity
         model_identity(ModelSpec("m", {str(tmp_path)!r}))
         model_identity(ModelSpec("m", "random"))
         heavy = {{"torch", "transformers"}} & set(sys.modules)

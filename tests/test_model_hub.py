@@ -82,8 +82,8 @@ def ask_the_hub(endpoint: str, home: Path, path: str, **environment: str) -> dic
     """Load a hub model in a process of its own, since the client reads its settings at import."""
     code = f"""
         import json, sys
-        from kvbench.errors import UserError
-        from kvbench.model import ModelSpec, load
+        from kvbench.base.errors import UserError
+        from kvbench.model.loading import ModelSpec, load
         path, _, revision = {path!r}.partition("@")
         try:
             model = load(ModelSpec("m", path, revision=revision or None, device="cpu"))

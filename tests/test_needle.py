@@ -12,16 +12,17 @@ import pytest
 from test_cli import cli
 from test_prompt import CHATML, STRIPPING, byte_bpe, metaspace_bpe
 
-from kvbench.decode import Stop
-from kvbench.errors import UserError
-from kvbench.overrides import hydra_words
-from kvbench.prompt import PromptRules, render
-from kvbench.record import Record, distinct, read_shards
-from kvbench.score_needle import classic_scores, digits, number_scores
+from kvbench.base.errors import UserError
+from kvbench.config.words import hydra_words
+from kvbench.decode.greedy import Stop
+from kvbench.model.random import byte_tokenizer
+from kvbench.records.reader import distinct, read_shards
+from kvbench.records.record import Record
 from kvbench.tasks.haystack import SAMPLE_HAYSTACK, Hay, grid_of
 from kvbench.tasks.needle import FAMILIES, Needle
+from kvbench.tasks.needle_metrics import classic_scores, digits, number_scores
+from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.task import Sample
-from kvbench.tiny import byte_tokenizer
 
 TOKENIZERS = {
     "bytes": byte_tokenizer(8192),
@@ -63,13 +64,13 @@ def test_a_needle_goes_where_the_published_code_steps_back_to(
     name: str, text: str, tokens: int
 ) -> None:
     tokenizer = TOKENIZERS[name]
-    hay = Hay.tokenised(text, 120, tokenizer)
+    hay = Hay.tokenized(text, 120, tokenizer)
     for depth in (0, 1, 11, 33, 50, 78, 99, 100):
         assert hay.place(tokens, depth) == naive_place(text, tokenizer, tokens, depth), depth
 
 
 def test_depth_0_begins_and_depth_100_ends_the_text() -> None:
-    hay = Hay.tokenised(PROSE, 80, TOKENIZERS["bytes"])
+    hay = Hay.tokenized(PROSE, 80, TOKENIZERS["bytes"])
     first, spans = hay.with_sentences(80, [(0, "A needle.")])
     last, _ = hay.with_sentences(80, [(100, "A needle.")])
     assert first == f"\nA needle.\n{PROSE[:80]}"
@@ -79,23 +80,23 @@ def test_depth_0_begins_and_depth_100_ends_the_text() -> None:
 
 def test_a_depth_at_a_sentence_end_stays_there_and_one_inside_goes_back_to_it() -> None:
     text = "a" * 49 + ". " + "b" * 49
-    hay = Hay.tokenised(text, 100, TOKENIZERS["bytes"])
+    hay = Hay.tokenized(text, 100, TOKENIZERS["bytes"])
     assert [hay.place(100, depth) for depth in (49, 50, 51, 52, 99)] == [0, 50, 51, 51, 51]
 
 
 def test_text_without_a_boundary_takes_the_needle_at_its_start() -> None:
-    hay = Hay.tokenised(UNBROKEN, 90, TOKENIZERS["merges"])
+    hay = Hay.tokenized(UNBROKEN, 90, TOKENIZERS["merges"])
     assert {hay.place(90, depth) for depth in (0, 50, 99)} == {0}
     assert hay.place(90, 100) == len(hay.text)
 
 
 def test_numbers_and_abbreviated_names_inside_a_word_end_no_sentence() -> None:
-    hay = Hay.tokenised("Pi is 3.14 here and so on", 20, TOKENIZERS["bytes"])
+    hay = Hay.tokenized("Pi is 3.14 here and so on", 20, TOKENIZERS["bytes"])
     assert hay.place(20, 80) == 0
 
 
 def test_a_short_haystack_is_repeated_until_it_is_long_enough() -> None:
-    hay = Hay.tokenised("One. Two.", 50, TOKENIZERS["bytes"])
+    hay = Hay.tokenized("One. Two.", 50, TOKENIZERS["bytes"])
     assert hay.text == ("One. Two.\n" * 5)
 
 

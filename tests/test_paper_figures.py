@@ -10,10 +10,10 @@ import pytest
 from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.report.paper_drawing import draw
-from kvbench.report.paper_figure import FigureSpec, Part, figure_csv, figure_sheets, parts
-from kvbench.report.tables import Table, tables_of
+from kvbench.cli.main import app
+from kvbench.report.paper.drawing import draw
+from kvbench.report.paper.figure import FigureSpec, Part, figure_csv, figure_sheets, parts
+from kvbench.report.table.table import Table, tables_of
 
 ALONE = "kvcrush@512[base=h2o_kvf,share=0.0]"
 SCORES = {

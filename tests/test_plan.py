@@ -12,10 +12,12 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvbench.errors import UserError
-from kvbench.plan import Plan, fingerprint, record_key
-from kvbench.planning import plan_from_config
-from kvbench.sweep import folded_jobs
+from kvbench.base.errors import UserError
+from kvbench.base.hashing import fingerprint
+from kvbench.config.planning import plan_from_config
+from kvbench.config.sweeper import folded_jobs
+from kvbench.plan.keys import record_key
+from kvbench.plan.plan import Plan
 from kvbench.tasks.task import Sample
 
 
@@ -97,8 +99,8 @@ def test_overrides_travel_to_the_job_whatever_they_hold(value: str) -> None:
     (variants,) = OverridesParser.create().parse_overrides(job)
     row = variants.value()
     assert isinstance(row, list)
-    (travelled,) = OverridesParser.create().parse_overrides([str(row[0][0])])
-    assert travelled.value() == override.value()
+    (traveled,) = OverridesParser.create().parse_overrides([str(row[0][0])])
+    assert traveled.value() == override.value()
 
 
 def test_fullkv_is_the_baseline_once_however_it_is_asked_for() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.errors import UserError
-from kvbench.prompt import Prompt, PromptRules, input_limit, render
+from kvbench.base.errors import UserError
+from kvbench.tasks.prompt import Prompt, PromptRules, input_limit, render
 from kvbench.tasks.task import Sample, Task
 
 NONE = PromptRules(chat_template="none")
@@ -40,7 +40,7 @@ WORDS = [
 
 
 def byte_bpe(chat_template: str | None = None) -> Any:
-    """Byte-level BPE with merges learnt from a line, which puts <s> in front of every text."""
+    """Byte-level BPE with merges learned from a line, which puts <s> in front of every text."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
     from transformers import PreTrainedTokenizerFast
 
@@ -121,7 +121,7 @@ def parts(tokenizer: Any, prompt: Prompt) -> tuple[str, str]:
 
 
 def official_ids(sample: Sample, tokenizer: Any, max_length: int, wrap: str = "{}") -> list[int]:
-    """pred.py's steps, spelled out: format, tokenise, cut the middle, tokenise again."""
+    """pred.py's steps, spelled out: format, tokenize, cut the middle, tokenize again."""
     prompt = wrap.format(sample.task.template.format(context=sample.context, input=sample.input))
     ids = tokenizer(prompt, verbose=False).input_ids
     if len(ids) > max_length:
@@ -246,7 +246,7 @@ def test_llama2_is_wrapped_before_truncation_so_its_marks_can_be_all_that_is_lef
     prompt = render(sample("the text " * 90), PLAIN, LLAMA2, max_input_tokens=30)
     assert text_of(PLAIN, prompt.ids).startswith("<s>[INST] ")
     assert text_of(PLAIN, prompt.ids).endswith(" [/INST]")
-    assert len(prompt.ids) <= 31  # the seam may tokenise differently
+    assert len(prompt.ids) <= 31  # the seam may tokenize differently
 
 
 def test_a_text_that_brings_its_own_beginning_gets_no_second_one() -> None:
@@ -265,7 +265,7 @@ def test_without_a_limit_the_context_leaves_room_for_template_and_answer() -> No
     limit = input_limit(200, one.task, tokenizer, OFFICIAL)
     assert prompt.tokens_cut > 0
     assert limit < 200 - 32 == input_limit(200, one.task, tokenizer, NONE)
-    assert 200 - 32 - 2 <= len(prompt) <= 200 - 32 + 2  # the seam may tokenise differently
+    assert 200 - 32 - 2 <= len(prompt) <= 200 - 32 + 2  # the seam may tokenize differently
     with pytest.raises(UserError, match="a context of 33 tokens has no room for qasper"):
         input_limit(33, one.task, PLAIN, NONE)
 

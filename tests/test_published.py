@@ -8,9 +8,9 @@ from statistics import fmean
 import pytest
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.report.paper_shape import blocks, published_sheets
-from kvbench.report.published import FOOTNOTES, Figure, published_table, published_tables
+from kvbench.cli.main import app
+from kvbench.report.paper.published import FOOTNOTES, Figure, published_table, published_tables
+from kvbench.report.paper.shape import blocks, published_sheets
 from kvbench.report.sheet import Sheet
 
 TABLES = published_tables()

@@ -10,18 +10,19 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from kvbench.budget import Budget
-from kvbench.capture import capture
-from kvbench.decode import Stop, decode
-from kvbench.errors import UserError
-from kvbench.fit import fit, keep_whole
-from kvbench.ledger import ledger
-from kvbench.method import Needs
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget, keep_whole
+from kvbench.compress.scores import window_attention
+from kvbench.decode.greedy import Stop, decode
 from kvbench.methods.pyramidinfer import PyramidInfer, Schedule
 from kvbench.methods.snapkv import SnapKV
-from kvbench.model import LoadedModel
-from kvbench.ops import top_rows, window_attention
-from kvbench.pruning import PruningPlan
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.pruning import PruningSchedule
+from kvbench.prefill.selection import top_rows
 
 PROMPT = torch.randint(3, 96, (80,), generator=torch.Generator().manual_seed(3))
 
@@ -74,26 +75,26 @@ def test_pruning_every_third_layer_meets_the_budget_too():
 
 def test_whole_token_budgets_are_shares_of_the_prompt():
     method = PyramidInfer()
-    assert method.prefill_plan(1000, 32, Budget(tokens=600)) == method.prefill_plan(
+    assert method.pruning_schedule(1000, 32, Budget(tokens=600)) == method.pruning_schedule(
         1000, 32, Budget(fraction=0.6)
     )
 
 
 def test_a_prompt_that_fits_is_not_pruned():
     method = PyramidInfer()
-    assert method.prefill_plan(100, 32, Budget(tokens=100)) is None
-    assert method.prefill_plan(100, 32, Budget(fraction=1.0)) is None
+    assert method.pruning_schedule(100, 32, Budget(tokens=100)) is None
+    assert method.pruning_schedule(100, 32, Budget(fraction=1.0)) is None
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7])
 @pytest.mark.parametrize("value", [1, 0.05, 0.5])
 def test_the_shortest_prompts_keep_their_newest_token(tiny, tokens, value):
     method, budget = PyramidInfer(), Budget.parse(value)
-    plan = method.prefill_plan(tokens, 3, budget)
+    plan = method.pruning_schedule(tokens, 3, budget)
     prefill = capture(tiny, PROMPT[:tokens], Needs(), plan)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     for store in cache.layers:
-        (band,) = store.materialise()
+        (band,) = store.materialize()
         assert int(band.positions[0, -1]) == tokens - 1
 
 
@@ -119,7 +120,7 @@ class ByHand:
         self.seen.append((k[0], v[0]))
         return out, weights
 
-    def logits(self, ids: Tensor, plan: PruningPlan) -> tuple[Tensor, list[list[int]]]:
+    def logits(self, ids: Tensor, plan: PruningSchedule) -> tuple[Tensor, list[list[int]]]:
         """Logits of the tokens left at the end, and the prompt positions each layer was fed.
 
         Tokens behind the prompt are fed to every layer and choose nothing.
@@ -158,7 +159,7 @@ class ByHand:
         bound = getattr(network.config, "final_logit_softcapping", None)
         return logits if bound is None else torch.tanh(logits / bound) * bound, fed
 
-    def _kept(self, plan: PruningPlan, context: int) -> list[int]:
+    def _kept(self, plan: PruningSchedule, context: int) -> list[int]:
         n = sum(p < plan.tokens for p in self.at.tolist())
         before = n - plan.tail
         received = [0.0] * before
@@ -173,7 +174,7 @@ class ByHand:
         return sorted(best) + list(range(before, len(self.at)))
 
 
-PLAN = PruningPlan(context=(63, 40, 21), tail=17, sinks=4, distance_weight=1.2)
+PLAN = PruningSchedule(context=(63, 40, 21), tail=17, sinks=4, distance_weight=1.2)
 
 
 def test_the_pruning_prefill_equals_layers_run_by_hand(family: tuple[LoadedModel, Any]) -> None:
@@ -210,7 +211,7 @@ def test_decoding_goes_on_from_each_layers_own_tokens(family: tuple[LoadedModel,
 
 
 def test_no_layer_pruned_is_the_ordinary_prefill(tiny: LoadedModel) -> None:
-    plan = PruningPlan(context=(63, 63, 63), tail=17)
+    plan = PruningSchedule(context=(63, 63, 63), tail=17)
     pruned, ordinary = (capture(tiny, PROMPT, Needs(), p) for p in (plan, None))
     assert torch.equal(pruned.last_logits, ordinary.last_logits)
     for a, b in zip(pruned.layers, ordinary.layers, strict=True):
@@ -219,7 +220,7 @@ def test_no_layer_pruned_is_the_ordinary_prefill(tiny: LoadedModel) -> None:
 
 
 def test_a_steep_distance_weight_leaves_the_choice_to_the_newest_query(tiny: LoadedModel) -> None:
-    steep = capture(tiny, PROMPT, Needs(), PruningPlan((78, 20, 10), 2, 0, 1e9)).layers[1]
+    steep = capture(tiny, PROMPT, Needs(), PruningSchedule((78, 20, 10), 2, 0, 1e9)).layers[1]
     newest = window_attention(capture(tiny, PROMPT, Needs(window=1)).layers[0], 1)
     alone = top_rows(newest[:, 0, :78].mean(0, keepdim=True), 20)[0]
     assert steep.positions[:20].tolist() == alone.tolist()
@@ -235,9 +236,9 @@ def test_two_variants_of_one_plan_give_the_same_prefill_bitwise(tiny: LoadedMode
 def test_the_ledger_divides_by_the_whole_prompt_in_every_layer(tiny: LoadedModel) -> None:
     method, budget = PyramidInfer(), Budget(fraction=0.7)
     prompt = PROMPT.repeat(5)
-    plan = method.prefill_plan(400, 3, budget)
+    plan = method.pruning_schedule(400, 3, budget)
     prefill = capture(tiny, prompt, Needs(), plan)
-    cache = fit(method, prefill, budget)
+    cache = fit_budget(method, prefill, budget)
     found = ledger(prefill, cache)
     assert found.native_bytes == capture(tiny, prompt, Needs()).nbytes
     assert found.kept_tokens == tuple(n + plan.tail for n in plan.context)
@@ -250,8 +251,8 @@ def test_the_ledger_divides_by_the_whole_prompt_in_every_layer(tiny: LoadedModel
 
 def test_a_budget_below_the_first_layer_says_so(tiny: LoadedModel) -> None:
     method, budget = PyramidInfer(), Budget(fraction=0.2)
-    prefill = capture(tiny, PROMPT, Needs(), method.prefill_plan(80, 3, budget))
-    cache = fit(method, prefill, budget)
+    prefill = capture(tiny, PROMPT, Needs(), method.pruning_schedule(80, 3, budget))
+    cache = fit_budget(method, prefill, budget)
     assert cache.facts["floor"]
     assert ledger(prefill, cache).kept_tokens == (80, 1, 1)
 
@@ -264,14 +265,14 @@ def test_another_plans_prefill_is_refused(tiny: LoadedModel) -> None:
 
 def test_pruned_and_unpruned_variants_decode_as_one_batch(tiny: LoadedModel) -> None:
     method, budget = PyramidInfer(), Budget(fraction=0.6)
-    pruned = capture(tiny, PROMPT, Needs(), method.prefill_plan(80, 3, budget))
+    pruned = capture(tiny, PROMPT, Needs(), method.pruning_schedule(80, 3, budget))
     ordinary = capture(tiny, PROMPT, Needs(window=32))
 
     def caches():
         return [
             keep_whole(ordinary),
-            fit(method, pruned, budget),
-            fit(SnapKV(), ordinary, budget),
+            fit_budget(method, pruned, budget),
+            fit_budget(SnapKV(), ordinary, budget),
         ]
 
     logits = [ordinary.last_logits, pruned.last_logits, ordinary.last_logits]

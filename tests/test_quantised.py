@@ -1,4 +1,4 @@
-"""Quantised storage: codes, error bounds, true bytes, and how bits follow the budget."""
+"""Quantized storage: codes, error bounds, true bytes, and how bits follow the budget."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import naive
 import pytest
 import torch
 
-from kvbench.budget import Budget
-from kvbench.cache.quantised import Packed, channel_group, quantised_bytes, store_quantised
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.cache.quantized import Packed, channel_group, quantized_bytes, store_quantized
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
 from kvbench.methods.quantized import Quantized
 
 
@@ -58,7 +58,7 @@ def test_keys_are_grouped_along_tokens_and_values_along_channels():
     k[:, :, 5] += 1000
     v[:, 7] += 1000
     layer = replace(layer, k=k, v=v)
-    (band,) = store_quantised(layer, 64, 4, 32).materialise()
+    (band,) = store_quantized(layer, 64, 4, 32).materialize()
     others = [c for c in range(32) if c != 5]
     assert float((band.k - k)[:, :, others].abs().max()) < 0.3
     rest = [t for t in range(64) if t != 7]
@@ -67,8 +67,8 @@ def test_keys_are_grouped_along_tokens_and_values_along_channels():
 
 def test_the_newest_rows_and_what_fills_no_group_are_exact():
     (layer,) = naive.random_prefill(100, layers=1, dim=32).layers
-    store = store_quantised(layer, 64, 2, 32)
-    (band,) = store.materialise()
+    store = store_quantized(layer, 64, 2, 32)
+    (band,) = store.materialize()
     assert torch.equal(band.k[:, 64:], layer.k[:, 64:])
     assert torch.equal(band.v[:, 64:], layer.v[:, 64:])
     assert band.positions.tolist() == [list(range(100))] * 2
@@ -80,8 +80,8 @@ def test_the_newest_rows_and_what_fills_no_group_are_exact():
 def test_bytes_by_formula_are_the_bytes_held(bits, dim, older):
     prefill = half_precision(naive.random_prefill(100, layers=1, dim=dim))
     (layer,) = prefill.layers
-    store = store_quantised(layer, older, bits, 32)
-    assert store.nbytes == quantised_bytes(layer, older, bits, 32)
+    store = store_quantized(layer, older, bits, 32)
+    assert store.nbytes == quantized_bytes(layer, older, bits, 32)
     captured = {x.untyped_storage().data_ptr() for x in (layer.k, layer.v)}
     held = [t for ts in store.tensors().values() for t in ts]
     assert captured.isdisjoint(t.untyped_storage().data_ptr() for t in held)
@@ -96,19 +96,19 @@ def test_a_group_of_channels_divides_the_head():
 )
 def test_the_most_bits_that_fit_are_taken_and_full_precision_fills_the_budget(share, bits):
     prefill = half_precision(naive.random_prefill(3200, layers=2, dim=64))
-    cache = fit(Quantized(), prefill, Budget(fraction=share))
+    cache = fit_budget(Quantized(), prefill, Budget(fraction=share))
     assert cache.facts["bits"] == bits
     assert cache.facts["over_budget"] is False
     found = ledger(prefill, cache)
     assert share - 0.01 <= found.ratio_bytes <= share
     assert found.kept_ratio == 1.0
-    tokens = fit(Quantized(), prefill, Budget(tokens=round(share * 3200)))
+    tokens = fit_budget(Quantized(), prefill, Budget(tokens=round(share * 3200)))
     assert tokens.nbytes == cache.nbytes
 
 
 def test_a_budget_below_two_bits_is_said_to_be_exceeded():
     prefill = half_precision(naive.random_prefill(320, layers=2, dim=64))
-    cache = fit(Quantized(), prefill, Budget(fraction=0.1))
+    cache = fit_budget(Quantized(), prefill, Budget(fraction=0.1))
     assert cache.facts["over_budget"] is True
     assert cache.nbytes / prefill.nbytes == pytest.approx(0.125 + 0.0625)
 
@@ -116,10 +116,10 @@ def test_a_budget_below_two_bits_is_said_to_be_exceeded():
 def test_kivis_setting_does_not_follow_the_budget():
     prefill = half_precision(naive.random_prefill(1128, layers=1, dim=64))
     low, high = (
-        fit(Quantized(bits=2, residual=128), prefill, Budget(fraction=r)) for r in (0.2, 0.8)
+        fit_budget(Quantized(bits=2, residual=128), prefill, Budget(fraction=r)) for r in (0.2, 0.8)
     )
     assert low.nbytes == high.nbytes
-    assert low.facts["quantised_tokens"] == 992
+    assert low.facts["quantized_tokens"] == 992
     assert low.layers[0].newest.k.shape[1] == 136
 
 

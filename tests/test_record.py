@@ -16,12 +16,14 @@ from handmade import A_RECORD, header, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench.catalog import field_sources
-from kvbench.errors import UserError
-from kvbench.record import Record, Writer, distinct, done_keys, read_shards
+from kvbench.base.errors import UserError
+from kvbench.config.catalog import field_sources
+from kvbench.records.reader import distinct, done_keys, read_shards
+from kvbench.records.record import Record
+from kvbench.records.writer import Writer
 from kvbench.report.look import Look
 from kvbench.report.render import report
-from kvbench.report.status import status_text
+from kvbench.report.sheets.status import status_text
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -30,7 +32,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from handmade import A_RECORD, header
-from kvbench.record import Writer
+from kvbench.records.writer import Writer
 with Writer(Path(sys.argv[1]), header()) as writer:
     for i in range(10**9):
         writer.append(replace(A_RECORD, key=f"{sys.argv[2]} {i}", prediction="x" * 5000))
@@ -125,7 +127,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_record(tmp_path: Path) -> No
         text=True,
         timeout=120,
     )
-    assert "kvbench.errors.UserError: cannot write records to" in done.stderr
+    assert "kvbench.base.errors.UserError: cannot write records to" in done.stderr
     content = shard_of(tmp_path / "run").read_bytes()
     assert content.endswith(b"}\n")
     assert all(json.loads(line) for line in content.splitlines())
@@ -177,7 +179,7 @@ def test_the_readme_explains_every_entry_of_a_real_header() -> None:
 def test_a_line_beyond_the_longest_is_skipped_and_what_follows_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.record.LONGEST_LINE", 10_000)
+    monkeypatch.setattr("kvbench.records.record.LONGEST_LINE", 10_000)
     path = write_shard(tmp_path, header(samples=1), [A_RECORD])
     good = path.read_bytes()
     endless = b'{"kind": "record", "key": "' + b"x" * 40_000 + b'"}\n'

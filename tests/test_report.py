@@ -11,11 +11,11 @@ import pytest
 from handmade import A_RECORD, PROTOCOL, header, records, write_shard
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
-from kvbench.report.card import notes
-from kvbench.report.columns import best_rows, columns_of
-from kvbench.report.compare import score_interval
-from kvbench.report.tables import Table, newest_run, tables_of
+from kvbench.cli.main import app
+from kvbench.report.sheets.card import notes
+from kvbench.report.table.columns import best_rows, columns_of
+from kvbench.report.table.comparison import score_interval
+from kvbench.report.table.table import Table, newest_run, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
@@ -222,7 +222,7 @@ def test_the_terminal_table_fits_a_hundred_columns(tmp_path: Path, flags: tuple[
     assert heads[-1].split()[-1] == "AVG"
 
 
-def test_output_goes_to_a_file_without_colours(tmp_path: Path) -> None:
+def test_output_goes_to_a_file_without_colors(tmp_path: Path) -> None:
     table_of(tmp_path / "run", {"fullkv": everywhere(0.5)})
     target = tmp_path / "table.md"
     assert report(tmp_path / "run", "--format", "markdown", "--output", str(target)) == ""

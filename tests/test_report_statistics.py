@@ -9,11 +9,11 @@ import pytest
 from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
-from kvbench.cli import app
-from kvbench.report.columns import best_rows, columns_of
-from kvbench.report.compare import comparison, difference, score_interval
-from kvbench.report.tables import Table, tables_of
-from kvbench.stats import holm, mean_interval
+from kvbench.cli.main import app
+from kvbench.report.table.columns import best_rows, columns_of
+from kvbench.report.table.comparison import comparison, difference, score_interval
+from kvbench.report.table.stats import holm, mean_interval
+from kvbench.report.table.table import Table, tables_of
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 

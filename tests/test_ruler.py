@@ -11,8 +11,8 @@ import pytest
 from test_cli import cli, done
 from test_needle import TOKENIZERS
 
-from kvbench.prompt import PromptRules, render
-from kvbench.record import distinct, read_shards
+from kvbench.records.reader import distinct, read_shards
+from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.ruler import FAMILIES, Ruler, match_all, match_part
 from kvbench.tasks.task import Sample
 

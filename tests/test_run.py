@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from kvbench import capture as capturing
-from kvbench import run as running
-from kvbench.cli import app
-from kvbench.errors import UserError
-from kvbench.record import Record, distinct, read_shards
-from kvbench.sweep import run_words
+from kvbench.base.errors import UserError
+from kvbench.cli.main import app
+from kvbench.config.sweeper import run_words
+from kvbench.prefill import capture as capturing
+from kvbench.records.reader import distinct, read_shards
+from kvbench.records.record import Record
+from kvbench.run import loop as running
 
 TINY = ["model=tiny-random", "model.device=cpu", "model.context=1024"]
 
@@ -303,7 +304,7 @@ def test_an_unwritable_folder_is_refused_before_the_model_runs(data, tmp_path, p
 
 
 def test_a_full_disk_is_one_line(data, tmp_path, monkeypatch):
-    from kvbench import record
+    from kvbench.records import record
 
     def full(shard, value):
         raise OSError(28, "No space left on device")
@@ -332,7 +333,7 @@ def test_score_finds_the_recorded_scores_again(data, tmp_path):
 
 
 def test_a_path_alone_is_a_model_of_its_own():
-    from kvbench.overrides import hydra_words
+    from kvbench.config.words import hydra_words
 
     assert hydra_words(["model.path=a/b"]) == ["model=custom", "model.path=a/b"]
     named = ["model=phi-3-mini-4k-instruct", "model.path=./x"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from kvbench.data import SAMPLES
+from kvbench.data.files import SAMPLES
 from kvbench.tasks.longbench import LONGBENCH_16
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvbench import score
-from kvbench.errors import UserError
+from kvbench.base.errors import UserError
+from kvbench.tasks import metrics as score
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # fuzzywuzzy recommends the backend that changes its numbers

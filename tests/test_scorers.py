@@ -9,22 +9,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.budget import Budget
-from kvbench.capture import capture, query_statistics
-from kvbench.errors import UserError
-from kvbench.method import Needs
-from kvbench.methods.expected_attention import (
-    ExpectedAttention,
-    angles_per_position,
-    mean_rotation,
-)
+from kvbench.base.errors import UserError
+from kvbench.compress.budget import Budget
+from kvbench.methods.expected_attention import ExpectedAttention, angles_per_position, mean_rotation
 from kvbench.methods.knorm import Knorm
 from kvbench.methods.random import Random
 from kvbench.methods.tova import TOVA
+from kvbench.prefill.capture import capture, query_statistics
+from kvbench.prefill.needs import Needs
 
 
 def positions(cache):
-    return [s.materialise()[0].positions.tolist() for s in cache.layers]
+    return [s.materialize()[0].positions.tolist() for s in cache.layers]
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 63, 257])
@@ -187,7 +183,7 @@ def test_expected_attention_is_the_closed_form_written_out_per_head(tiny, record
 
 
 def test_expected_attention_approaches_the_mean_weight_of_gaussian_queries():
-    """The closed form against samples: one head, unnormalised weights, no rotation."""
+    """The closed form against samples: one head, unnormalized weights, no rotation."""
     rng = torch.Generator().manual_seed(0)
     prefill = naive.random_prefill(30, query_heads=1, kv_heads=1, layers=1)
     (layer,) = prefill.layers

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from kvbench.cli import app
-from kvbench.configured import instantiated
-from kvbench.errors import UserError
+from kvbench.base.errors import UserError
+from kvbench.cli.main import app
+from kvbench.config.objects import instantiated
 
 Run = Callable[..., Result]
 
@@ -162,7 +162,7 @@ def test_hydras_own_logging_and_launchers_need_no_consent(tmp_path: Path) -> Non
     words = ["model=tiny-random", "task=hotpotqa", "limit=1", "method=streamingllm"]
     words += ["hydra/job_logging=stdout", "hydra/hydra_logging=default", "launcher=basic"]
     # In a process of its own, whose logging it sets up.
-    command = [sys.executable, "-c", "from kvbench.cli import main; main()", "run", *words]
+    command = [sys.executable, "-c", "from kvbench.cli.main import main; main()", "run", *words]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 

@@ -10,21 +10,21 @@ from conftest import CONF, one_line, shipped_spec
 from handmade import header, records, write_shard
 from typer.testing import CliRunner, Result
 
-from kvbench.budget import Budget
-from kvbench.cli import app
-from kvbench.errors import UserError
+from kvbench.analysis.speed import _Peak, measured_speed
+from kvbench.base.errors import UserError
+from kvbench.base.progress import Progress
+from kvbench.cli.main import app
+from kvbench.compress.budget import Budget
 from kvbench.methods.fullkv import FullKV
 from kvbench.methods.pyramidinfer import PyramidInfer
 from kvbench.methods.snapkv import SnapKV
-from kvbench.model import LoadedModel, load
-from kvbench.modelspec import ModelSpec, model_identity
-from kvbench.plan import Variant
-from kvbench.progress import Progress
-from kvbench.report.paper import Beside
-from kvbench.report.paper_speed import SpeedNumbers
-from kvbench.report.speed_sheet import speed_runs
-from kvbench.speed import _Peak, measured_speed
-from kvbench.speed_record import Lengths, Speed, SpeedRun
+from kvbench.model.loading import LoadedModel, load
+from kvbench.model.spec import ModelSpec, model_identity
+from kvbench.plan.variant import Variant
+from kvbench.records.speed import Lengths, Speed, SpeedRun
+from kvbench.report.paper.speed import SpeedNumbers
+from kvbench.report.paper.table import Beside
+from kvbench.report.sheets.speed import speed_runs
 
 PUBLISHED = [path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom"]
 

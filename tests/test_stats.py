@@ -5,8 +5,14 @@ import math
 import numpy as np
 import pytest
 
-from kvbench import stats
-from kvbench.stats import Interval, holm, mean_interval, mean_of_means, paired_difference
+from kvbench.report.table import stats
+from kvbench.report.table.stats import (
+    Interval,
+    holm,
+    mean_interval,
+    mean_of_means,
+    paired_difference,
+)
 
 
 def slow_interval(strata: list[list[float]]) -> tuple[float, float]:

@@ -8,11 +8,11 @@ import naive
 import pytest
 import torch
 
-from kvbench.budget import Budget
-from kvbench.classifier import AGGREGATION, LOCALISATION, task_types
-from kvbench.errors import UserError
-from kvbench.fit import fit
-from kvbench.ledger import ledger
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import ledger
+from kvbench.classifier.trained import AGGREGATION, LOCALISATION, task_types
+from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
 from kvbench.methods.windowkv import (
     WindowKV,
     nearest_divisor,
@@ -25,7 +25,7 @@ from kvbench.tasks.task import Sample
 
 
 def _rows(cache, layer=0, head=0):
-    (band,) = cache.layers[layer].materialise()
+    (band,) = cache.layers[layer].materialize()
     return band.positions[head].tolist()
 
 
@@ -157,7 +157,7 @@ def test_released_rules_meet_a_fraction_in_bytes(r):
         omega_aggregation=8, strategy="released", budget_rule="released", suffix="outside"
     )
     prefill = naive.random_prefill(2000, layers=4)
-    found = ledger(prefill, fit(method, prefill, Budget(fraction=r)))
+    found = ledger(prefill, fit_budget(method, prefill, Budget(fraction=r)))
     assert found.ratio_bytes == pytest.approx(r, abs=0.01)
 
 
@@ -178,20 +178,20 @@ def test_a_gamma_that_does_not_divide_the_layers_is_refused_with_the_remedy():
         WindowKV(gamma=2).compress(naive.random_prefill(90), Budget(tokens=40))
 
 
-def test_the_oracle_localises_the_six_question_answering_sets():
+def test_the_oracle_localizes_the_six_question_answering_sets():
     found = {}
     for task in LongBench(LONGBENCH_16).tasks():
         sample = Sample(task, "1", "context", "input", ("answer",))
         found |= {task.name: task_types(["oracle"], sample)["oracle"]}
-    localised = [name for name, task_type in found.items() if task_type == LOCALISATION]
-    assert localised == list(LONGBENCH_16[:6])
+    localized = [name for name, task_type in found.items() if task_type == LOCALISATION]
+    assert localized == list(LONGBENCH_16[:6])
     assert {found[name] for name in LONGBENCH_16[6:]} == {AGGREGATION}
 
 
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("omega_localisation", 0),
+        ("omega_localization", 0),
         ("alpha_aggregation", 0),
         ("gamma", 0),
         ("beta", 0.5),

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.cache.store import Compressed, Store
-from kvbench.ops import window_attention
-from kvbench.prefill import LayerState
+from kvbench.compress.scores import window_attention
+from kvbench.prefill.state import LayerState
 
 ATTENTION_SHARE = 0.95
 """Tokens that hold this share of all attention count as attended to."""
@@ -87,7 +87,7 @@ def attention_map(layer: LayerState, cells: int) -> Tensor:
 def kept_mask(store: Store, tokens: int) -> Tensor:
     """Which tokens each head of a layer keeps: [H, T] bool."""
     rows = []
-    for band in store.materialise():
+    for band in store.materialize():
         mask = torch.zeros(band.positions.shape[0], tokens, dtype=torch.bool)
         rows.append(mask.scatter_(1, band.positions.long().cpu(), True))
     return torch.cat(rows)

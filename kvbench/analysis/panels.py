@@ -17,8 +17,8 @@ from kvbench.analysis.measures import (
     similar_pairs,
 )
 from kvbench.cache.store import Compressed
-from kvbench.method import Needs
-from kvbench.prefill import Prefill
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import Prefill
 
 CELLS = 64
 """Cells along a side of a map over the prompt."""
@@ -30,7 +30,7 @@ _ALL_QUERIES = 1 << 20
 
 
 @dataclass(frozen=True)
-class Panel:
+class PrefillPanel:
     """Numbers that are drawn together."""
 
     title: str
@@ -55,19 +55,19 @@ class Analysis:
 
     about: str
     needs: Needs
-    panels: Callable[[Prefill, Caches], Sequence[Panel]]
+    panels: Callable[[Prefill, Caches], Sequence[PrefillPanel]]
     """From a prefill and what each variant keeps of it, by label."""
     of_methods: bool = False
     """Whether it is about what methods keep."""
 
 
-def _sparsity(prefill: Prefill, _: Caches) -> list[Panel]:
+def _sparsity(prefill: Prefill, _: Caches) -> list[PrefillPanel]:
     values = torch.tensor([[attention_sparsity(layer) for layer in prefill.layers]])
     name = "tokens outside 95% of the attention"
-    return [Panel("attention sparsity", values, (name,), "layer", "share of tokens")]
+    return [PrefillPanel("attention sparsity", values, (name,), "layer", "share of tokens")]
 
 
-def _similarity(prefill: Prefill, _: Caches) -> list[Panel]:
+def _similarity(prefill: Prefill, _: Caches) -> list[PrefillPanel]:
     keys, values = [], []
     for layer in prefill.layers:
         assert layer.k_pre is not None
@@ -75,28 +75,28 @@ def _similarity(prefill: Prefill, _: Caches) -> list[Panel]:
         values.append(similar_pairs(layer.v, VALUE_THRESHOLD))
     names = (f"keys, cosine > {KEY_THRESHOLD}", f"values, cosine > {VALUE_THRESHOLD}")
     both = torch.tensor([keys, values])
-    return [Panel("similar token pairs", both, names, "layer", "share of pairs", top=None)]
+    return [PrefillPanel("similar token pairs", both, names, "layer", "share of pairs", top=None)]
 
 
-def _attention(prefill: Prefill, _: Caches) -> list[Panel]:
+def _attention(prefill: Prefill, _: Caches) -> list[PrefillPanel]:
     return [
-        Panel(f"layer {i}", attention_map(layer, CELLS), (), "key, %", "query, %", None, (100, 100))
+        PrefillPanel(f"layer {i}", attention_map(layer, CELLS), (), "key, %", "query, %", None, (100, 100))
         for i, layer in enumerate(prefill.layers)
     ]
 
 
-def _overlap(prefill: Prefill, caches: Caches) -> list[Panel]:
+def _overlap(prefill: Prefill, caches: Caches) -> list[PrefillPanel]:
     return [
-        Panel(label, jaccard(kept_masks(cache, prefill.tokens)), (), "layer", "layer")
+        PrefillPanel(label, jaccard(kept_masks(cache, prefill.tokens)), (), "layer", "layer")
         for label, cache in caches.items()
     ]
 
 
-def _kept(prefill: Prefill, caches: Caches) -> list[Panel]:
+def _kept(prefill: Prefill, caches: Caches) -> list[PrefillPanel]:
     """Layers down, inside each its heads; the prompt across."""
     ends = (100, len(prefill.layers))
     return [
-        Panel(label, in_bins(masks.flatten(0, 1), CELLS), (), "prompt, %", "layer", ends=ends)
+        PrefillPanel(label, in_bins(masks.flatten(0, 1), CELLS), (), "prompt, %", "layer", ends=ends)
         for label, cache in caches.items()
         for masks in [kept_masks(cache, prefill.tokens)]
     ]

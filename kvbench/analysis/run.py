@@ -8,32 +8,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 from pathlib import Path
 
 import torch
 
-from kvbench.analysis import CLASSIFIER, SPEED
-from kvbench.analysis.draw import write_figure, write_numbers
+from kvbench.analysis.drawing import write_figure, write_numbers
 from kvbench.analysis.measures import mean_of
-from kvbench.analysis.panels import BY_NAME, Analysis, Panel
-from kvbench.bench import record_speed
-from kvbench.capture import capture
-from kvbench.classifier import task_types
-from kvbench.fit import fit
-from kvbench.method import Needs
-from kvbench.model import LoadedModel, load
-from kvbench.plan import Plan, Variant
-from kvbench.progress import Progress
-from kvbench.record import BASELINE
-from kvbench.run import prompt_of, read_samples, split_prompt
+from kvbench.analysis.panels import BY_NAME, Analysis, PrefillPanel
+from kvbench.analysis.speed import record_speed
+from kvbench.base.progress import Progress
+from kvbench.classifier.trained import MANIFEST
+from kvbench.classifier.training import labeled_prompts, train
+from kvbench.model.loading import LoadedModel, load
+from kvbench.plan.names import CLASSIFIER, SPEED
+from kvbench.plan.plan import Plan
+from kvbench.plan.variant import Variant
+from kvbench.run.caches import fitted_cache, schedule_of, shared_prefill
+from kvbench.run.memory import bytes_to_take
+from kvbench.run.prepare import prompt_of, read_samples, split_prompt
 from kvbench.tasks.task import Sample
-from kvbench.train_classifier import train_planned
 
 
-def analyse(plan: Plan) -> list[Path]:
+def analyze(plan: Plan, progress: bool = True) -> list[Path]:
     """Measure what a plan's analysis names, and leave it in the plan's folder.
+
+    Args:
+        plan: names it.
+        progress: whether a display on stderr shows how far it is.
 
     Returns:
         The files written.
@@ -42,27 +43,34 @@ def analyse(plan: Plan) -> list[Path]:
         UserError: data, model or folder cannot be used.
     """
     if plan.analysis == SPEED:
-        return [record_speed(plan)]
+        return [record_speed(plan, progress)]
     if plan.analysis == CLASSIFIER:
-        return [train_planned(plan)]
-    return _figures(plan)
+        return [_trained_classifier(plan)]
+    return _figures(plan, progress)
 
 
-def _figures(plan: Plan) -> list[Path]:
+def _trained_classifier(plan: Plan) -> Path:
+    """Train and test the classifier that a plan describes, into its run folder."""
+    tasks = [task.name for task in plan.tasks]
+    train(plan.out, labeled_prompts(plan.data, tasks, plan.limit), plan.training)
+    return plan.out / MANIFEST
+
+
+def _figures(plan: Plan, progress: bool) -> list[Path]:
     """Measure every sample and write the means, as figures and numbers named after the analysis."""
     assert plan.analysis is not None
     analysis = BY_NAME[plan.analysis]
     # FullKV keeps everything everywhere.
-    variants = [v for v in plan.variants if analysis.of_methods and v.choice != BASELINE]
+    variants = [v for v in plan.variants if analysis.of_methods and not v.is_baseline]
     _, of_tasks = read_samples(plan)
     samples = [sample for of_task in of_tasks.values() for sample in of_task]
     model = load(plan.model)
     measured = []
-    with Progress(plan.model.name, len(samples)) as progress:
+    with Progress(plan.model.name, len(samples), shown=progress) as display:
         for sample in samples:
-            progress.sample(f"{sample.task.name} {sample.id[:12]}")
-            measured.append(_panels(plan, analysis, variants, model, sample, progress))
-            progress.advance(1, 0)
+            display.sample(f"{sample.task.name} {sample.id[:12]}")
+            measured.append(_panels(plan, analysis, variants, model, sample, display))
+            display.advance(1, 0)
     panels = _mean(measured)
     files = write_figure(panels, plan.out, plan.analysis)
     numbers = plan.out / f"{plan.analysis}.csv"
@@ -77,25 +85,32 @@ def _panels(
     model: LoadedModel,
     sample: Sample,
     progress: Progress,
-) -> list[Panel]:
+) -> list[PrefillPanel]:
     head, _ = split_prompt(prompt_of(plan, model, sample), plan.protocol)
     ids = torch.tensor(head)
-    needs = reduce(or_, (variant.method.needs for variant in variants), analysis.needs)
+    memory = plan.memory_bytes or bytes_to_take(model)
     progress.phase("prefill")
-    prefill = capture(model, ids, needs)
-    prefill = replace(prefill, task_types=task_types(needs.classifiers, sample))
+    ordinary = [v for v in variants if schedule_of(model, len(head), v) is None]
+    prefill = shared_prefill(
+        model,
+        ids,
+        ordinary,
+        None,
+        memory_bytes=memory,
+        sample=sample,
+        further=analysis.needs,
+    )
     caches = {}
     for variant in variants:
         progress.phase(f"compress {variant.label}")
-        pruning = variant.method.prefill_plan(len(head), model.geometry.layers, variant.budget)
-        own = prefill if pruning is None else capture(model, ids, Needs(), pruning)
-        with torch.inference_mode():
-            caches[variant.label] = fit(variant.method, own, variant.budget)
+        schedule = schedule_of(model, len(head), variant)
+        own = prefill if schedule is None else shared_prefill(model, ids, [variant], schedule)
+        caches[variant.label] = fitted_cache(variant, own)
     with torch.inference_mode():
         return list(analysis.panels(prefill, caches))
 
 
-def _mean(measured: Sequence[Sequence[Panel]]) -> list[Panel]:
+def _mean(measured: Sequence[Sequence[PrefillPanel]]) -> list[PrefillPanel]:
     """Average the samples' panels one by one."""
     return [
         replace(panels[0], values=mean_of([panel.values.cpu() for panel in panels]))

@@ -17,8 +17,8 @@ from torch import Tensor
 
 from kvbench.cache.rows import gather_rows, index_dtype
 from kvbench.cache.store import Band, Store, Tail
-from kvbench.ops import union_of_rows
-from kvbench.prefill import LayerState, Rotary
+from kvbench.prefill.selection import union_of_rows
+from kvbench.prefill.state import LayerState, Rotary
 
 _BLOCK = 512  # rows of one similarity block; a multiple of 8, so that packed blocks align
 _GONE = -(2**62)  # key of a vertex that was taken: no sum of degrees brings it back to 0
@@ -51,15 +51,15 @@ def packed_adjacency(unit: Tensor, theta: float) -> npt.NDArray[np.uint8]:
 def greedy_cover(
     unit: Tensor, theta: float, copies: Tensor | None = None, first_heads: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Choose entries as Algorithm 1 does: the vertex with most neighbours left, again and again.
+    """Choose entries as Algorithm 1 does: the vertex with most neighbors left, again and again.
 
-    Each pick becomes an entry and takes its whole remaining neighbourhood with it.
+    Each pick becomes an entry and takes its whole remaining neighborhood with it.
 
     Args:
         unit: [n, D] float32 unit (or zero) vectors, in order of position.
-        theta: cosine above which two vectors are neighbours, strictly.
+        theta: cosine above which two vectors are neighbors, strictly.
         copies: [n] how often each vector occurs (query heads that keep it); its weight in every
-            degree. Identical copies are neighbours, so this equals listing them n times.
+            degree. Identical copies are neighbors, so this equals listing them n times.
         first_heads: [n] first query head that keeps each vector; ties go to the lowest
             (head, position).
 
@@ -75,7 +75,7 @@ def greedy_cover(
 
     packed = packed_adjacency(unit, theta)
     degree = _degrees(weights, packed)
-    # A vertex without neighbours is an entry whenever its turn comes; only its place in the
+    # A vertex without neighbors is an entry whenever its turn comes; only its place in the
     # order depends on the rest, and the final sort gives it that place.
     taken_by = np.arange(n)
     degree_at_pick = degree.copy()
@@ -88,8 +88,8 @@ def greedy_cover(
     left = m
     while left:
         pick = int(key.argmax())
-        neighbours = np.unpackbits(packed[pick], count=m).astype(bool) & (key >= 0)
-        gone = np.flatnonzero(neighbours)
+        neighbors = np.unpackbits(packed[pick], count=m).astype(bool) & (key >= 0)
+        gone = np.flatnonzero(neighbors)
         taken_by[among[gone]] = among[pick]
         degree_at_pick[among[pick]] = key[pick] // n
         key -= _weighted(weights[gone], packed[gone], m) * n
@@ -257,7 +257,7 @@ class CodebookStore(Store):
             "rows": (self.window.k, self.window.v),
         }
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """Rebuild the rows (Eq. 14) and rotate the keys: one band of Q or G heads."""
         sizes = [len(p) for p in self.positions]
         keys = torch.split(torch.cat([b.read() for b in self.key_books]), sizes)

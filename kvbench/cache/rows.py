@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.store import Band, Store
-from kvbench.ops import union_of_rows
-from kvbench.prefill import LayerState
+from kvbench.prefill.selection import union_of_rows
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RowStore(Store):
             parts["positions"] = tuple(b.positions for b in self.bands)
         return parts
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """The bands as they are."""
         return self.bands
 
@@ -73,7 +73,7 @@ class UnionStore(Store):
             parts["positions"] = tuple(b.positions for b in self.groups)
         return parts
 
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """One band of Q heads: each query head's own rows."""
         picked = [(b, p.long()) for b, p in zip(self.groups, self.places, strict=True)]
         return (

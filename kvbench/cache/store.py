@@ -77,7 +77,7 @@ class Store(ABC):
         """Every tensor held, by part: rows, entries, indices, norms, positions, tail, ..."""
 
     @abstractmethod
-    def materialise(self) -> tuple[Band, ...]:
+    def materialize(self) -> tuple[Band, ...]:
         """The rows to attend to, in head order; the heads of all bands together are G or Q."""
 
     @property

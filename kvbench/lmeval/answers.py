@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvbench.decode import continuation_logits
-from kvbench.errors import UserError
-from kvbench.evaluate import Capture, Outcome, Ready, Watcher, Work, compressed_batches, evaluate
-from kvbench.ledger import Ledger
-from kvbench.model import LoadedModel
-from kvbench.plan import Variant
+from kvbench.base.errors import UserError
+from kvbench.cache.ledger import Ledger
+from kvbench.decode.greedy import continuation_logits
+from kvbench.model.loading import LoadedModel
+from kvbench.plan.variant import Variant
+from kvbench.run.caches import TakePrefill
+from kvbench.run.sample import Outcome, Ready, Watcher, Work, compressed_batches, evaluate
 
 _MOST_LOGITS = 2**27
 """Logits computed at once when continuations are scored: half a GiB in float32."""
@@ -63,7 +64,7 @@ def generated(
     variants: Sequence[Variant],
     text_of: Callable[[Sequence[int]], str],
     watch: Watcher,
-    take: Capture,
+    take: TakePrefill,
 ) -> Iterator[tuple[Variant, Answer]]:
     """Continue one prompt greedily and yield each variant's answer.
 
@@ -99,7 +100,7 @@ def scored(
     variants: Sequence[Variant],
     continuations: Sequence[Sequence[int]],
     watch: Watcher,
-    take: Capture,
+    take: TakePrefill,
 ) -> Iterator[tuple[int, Variant, Answer]]:
     """Score continuations of one context and yield (index, variant, answer).
 

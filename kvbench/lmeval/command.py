@@ -9,23 +9,22 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
-from contextlib import redirect_stderr
+from functools import partial
 from importlib.util import find_spec
-from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
-from kvbench.catalog import named_experiment
-from kvbench.consent import consents
-from kvbench.errors import UserError
-from kvbench.overrides import quoted
-from kvbench.planning import plan_from_config
-from kvbench.sweep import run_words
+from kvbench.base.errors import UserError
+from kvbench.config.catalog import named_experiment
+from kvbench.config.consent import consents
+from kvbench.config.sweeper import plan_of_job, run_words
+from kvbench.config.words import quoted
+from kvbench.lmeval.requests import is_task_file
 
 if TYPE_CHECKING:
-    from kvbench.run import Summary
+    from kvbench.lmeval.evaluation import Evaluated
 
 _OWN_WORDS = {"tasks": "lm_eval.tasks", "data": "lm_eval.data"}
 
@@ -54,8 +53,8 @@ _REFUSED_FLAGS = {
 }
 
 
-def run_lm_eval(words: Sequence[str]) -> None:
-    """Evaluate the variants that the words name on lm-eval's tasks.
+def run_lm_eval(words: Sequence[str]) -> str:
+    """Evaluate the variants that the words name on lm-eval's tasks; returns lm-eval's tables.
 
     Args:
         words: kvbench's words, and lm-eval's flags after `--`.
@@ -68,18 +67,24 @@ def run_lm_eval(words: Sequence[str]) -> None:
     border = list(words).index("--") if "--" in words else len(words)
     flags = list(words[border + 1 :])
     if any(flag in ("-h", "--help") for flag in flags):
-        _parsed(["--help"])
+        from kvbench.lmeval.private import parsed_flags
+
+        parsed_flags(["--help"])
     settings = _settings(flags)
 
-    def job(config: DictConfig) -> Summary:
-        from kvbench.lmeval.evaluation import evaluate
+    return "".join(
+        f"{result.value.tables}\n{result.plan.out}: {result.value.summary.computed} results"
+        f" recorded, {result.value.summary.known} known before; kvbench report {result.plan.out}\n"
+        for result in run_words(own_words(words[:border]), partial(_job, settings=settings))
+    )
 
-        given = list(HydraConfig.get().overrides.task)
-        plan = plan_from_config(config, given)
-        _check_tasks(plan.config["lm_eval"]["tasks"], consents(given))
-        return evaluate(plan, settings)
 
-    run_words(own_words(words[:border]), job)
+def _job(config: DictConfig, settings: Any) -> Evaluated:
+    from kvbench.lmeval.evaluation import evaluate
+
+    plan = plan_of_job(config)
+    _check_tasks(plan.lm_eval.tasks, consents(list(HydraConfig.get().overrides.task)))
+    return evaluate(plan, settings)
 
 
 def own_words(words: Sequence[str]) -> list[str]:
@@ -88,7 +93,7 @@ def own_words(words: Sequence[str]) -> list[str]:
     Raises:
         UserError: a word is `kvbench run`'s and means nothing here.
     """
-    spelt = ["shards=1"]  # whatever the launcher: lm-eval's metrics need all documents
+    spelled = ["shards=1"]  # whatever the launcher: lm-eval's metrics need all documents
     for word in words:
         name, equals, value = word.partition("=")
         refused = _REFUSED_WORDS.get(name.lstrip("+~").partition(".")[0])
@@ -96,10 +101,10 @@ def own_words(words: Sequence[str]) -> list[str]:
             raise UserError(f"{word} has no part in kvbench lm-eval: {refused}")
         if name in _OWN_WORDS and equals:
             word = f"{_OWN_WORDS[name]}={quoted(value)}"
-        spelt.append(word)
-    if "out" not in named_experiment(words) and not any(w.startswith("out=") for w in spelt):
-        spelt.insert(0, "out='results/runs/${model.name}-lm-eval'")  # before Hydra's flags
-    return spelt
+        spelled.append(word)
+    if "out" not in named_experiment(words) and not any(w.startswith("out=") for w in spelled):
+        spelled.insert(0, "out='results/runs/${model.name}-lm-eval'")  # before Hydra's flags
+    return spelled
 
 
 def _check_tasks(tasks: str | None, code_allowed: bool) -> None:
@@ -117,11 +122,6 @@ def _check_tasks(tasks: str | None, code_allowed: bool) -> None:
             )
 
 
-def is_task_file(name: str) -> bool:
-    """Whether what is named as a task is a YAML file."""
-    return name.endswith((".yaml", ".yml"))
-
-
 def _settings(flags: Sequence[str]) -> Any:
     """lm-eval's settings of its flags, checked by lm-eval.
 
@@ -132,7 +132,9 @@ def _settings(flags: Sequence[str]) -> Any:
     quiet.setLevel(os.environ.get("LMEVAL_LOG_LEVEL", "ERROR").upper())
     from lm_eval.config.evaluate_config import EvaluatorConfig
 
-    given = _parsed(flags)
+    from kvbench.lmeval.private import parsed_flags
+
+    given = parsed_flags(flags)
     for name, reason in _REFUSED_FLAGS.items():
         if getattr(given, name, None):
             raise UserError(f"--{name} has no part in kvbench lm-eval: {reason}")
@@ -140,22 +142,3 @@ def _settings(flags: Sequence[str]) -> Any:
         return EvaluatorConfig.from_cli(given)
     except ValueError as error:
         raise UserError(str(error)) from error
-
-
-def _parsed(flags: Sequence[str]) -> Any:
-    """The namespace that lm-eval's own parser makes of flags; --help prints and exits."""
-    import argparse
-
-    from lm_eval._cli.run import Run
-
-    subparsers = argparse.ArgumentParser(prog="kvbench lm-eval ... --").add_subparsers()
-    Run.create(subparsers)
-    said = StringIO()
-    try:
-        with redirect_stderr(said):
-            return subparsers.choices["run"].parse_args(list(flags))
-    except SystemExit as error:
-        if not error.code:
-            raise
-        last = said.getvalue().strip().splitlines()[-1]
-        raise UserError(f"{last.partition('error: ')[2]} (after --, lm-eval's flags)") from error

@@ -7,12 +7,12 @@ as soon as it is computed, so a run that was stopped computes what is missing.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 from lm_eval import simple_evaluate
 from lm_eval.loggers import EvaluationTracker
@@ -24,18 +24,30 @@ from rich.text import Text
 
 from kvbench.lmeval.loading import loaded_tasks, roots
 from kvbench.lmeval.model import KVBench
+from kvbench.lmeval.private import facts_left_out
 from kvbench.lmeval.results import Answers, lm_eval_header, records
-from kvbench.model import load
-from kvbench.plan import Plan
-from kvbench.record import Writer, done_keys
-from kvbench.run import Summary
+from kvbench.model.loading import load
+from kvbench.plan.plan import Plan
+from kvbench.records.reader import done_keys
+from kvbench.records.writer import Writer
+from kvbench.report.forms.terminal import WIDTH
+from kvbench.run.summary import Summary
 
 
-def evaluate(plan: Plan, settings: Any) -> Summary:
-    """Evaluate every variant of a plan, record the results and print lm-eval's tables.
+@dataclass(frozen=True)
+class Evaluated:
+    """What an evaluation came to."""
+
+    summary: Summary
+    tables: str
+    """lm-eval's numbers, the variants of each metric one below the other."""
+
+
+def evaluate(plan: Plan, settings: Any) -> Evaluated:
+    """Evaluate every variant of a plan and record the results.
 
     Args:
-        plan: with `lm_eval.tasks` and `lm_eval.data` in its configuration.
+        plan: with `lm_eval`.
         settings: lm-eval's EvaluatorConfig.
 
     Raises:
@@ -62,8 +74,7 @@ def evaluate(plan: Plan, settings: Any) -> Summary:
                 else:
                     writer.append(record)
                     computed += 1
-    _print(lines)
-    return Summary(computed, 0, known)
+    return Evaluated(Summary(computed, 0, known), _drawn(lines))
 
 
 def _evaluated(
@@ -74,7 +85,7 @@ def _evaluated(
     if settings.output_path:
         tracker = EvaluationTracker(output_path=str(_output_path(settings, model.variant.label)))
     seeds = settings.seed or [None] * 4
-    with nullcontext() if tracker else _facts_left_out():
+    with nullcontext() if tracker else facts_left_out():
         results = simple_evaluate(
             model=model,
             model_args={"model": model.plan.model.name, "variant": model.variant.label},
@@ -118,13 +129,6 @@ def _save(tracker: EvaluationTracker, results: Any, *, with_samples: bool) -> No
         tracker.save_results_samples(task_name=name, samples=rows)
 
 
-@contextmanager
-def _facts_left_out() -> Iterator[None]:
-    """Keep lm-eval from running pip and git for facts that only a tracker writes."""
-    with patch("lm_eval.evaluator.add_env_info"), patch("lm_eval.evaluator.get_git_commit_hash"):
-        yield
-
-
 def _output_path(settings: Any, label: str) -> Path:
     """A folder of the variant's own inside --output_path."""
     return Path(settings.output_path) / label.replace("/", "_")
@@ -155,8 +159,8 @@ def _lines(label: str, results: Any) -> list[_Line]:
     return lines
 
 
-def _print(lines: Sequence[_Line]) -> None:
-    """Print lm-eval's numbers, the variants of each metric one below the other."""
+def _drawn(lines: Sequence[_Line]) -> str:
+    """lm-eval's numbers as text."""
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
     table.add_column("lm-eval's results", overflow="fold", min_width=30)
     table.add_column("value", justify="right")
@@ -167,7 +171,9 @@ def _print(lines: Sequence[_Line]) -> None:
         for line in found:
             cells = (f"  {line.variant}", _shown(line.value), _shown(line.error))
             table.add_row(*map(Text, cells), end_section=line is found[-1])
-    Console(highlight=False).print(table)
+    out = StringIO()
+    Console(file=out, width=WIDTH, highlight=False).print(table)
+    return out.getvalue()
 
 
 def _shown(value: object) -> str:

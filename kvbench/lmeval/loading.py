@@ -15,11 +15,10 @@ from typing import Any
 import datasets
 from lm_eval.tasks import TaskManager
 
-from kvbench.errors import UserError
-from kvbench.lmeval.command import is_task_file
-from kvbench.lmeval.requests import ROLLING_REFUSED, greedy_settings
-from kvbench.plan import Plan
-from kvbench.suggest import did_you_mean
+from kvbench.base.errors import UserError
+from kvbench.base.suggest import did_you_mean
+from kvbench.lmeval.requests import ROLLING_REFUSED, greedy_settings, is_task_file
+from kvbench.plan.plan import Plan
 
 LOCAL_DATA = "local data"
 """The group that tasks with local data are loaded in; no group of lm-eval's."""
@@ -31,7 +30,7 @@ def loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, A
     """Return the tasks that a plan names, with their data.
 
     Args:
-        plan: with `lm_eval.tasks` and `lm_eval.data` in its configuration.
+        plan: with `lm_eval`.
         settings: lm-eval's EvaluatorConfig.
 
     Returns:
@@ -41,7 +40,7 @@ def loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, A
         UserError: a task is unknown, cannot be loaded, or asks for what cannot be answered.
     """
     datasets.disable_progress_bars()
-    wanted = [name for name in str(plan.config["lm_eval"]["tasks"]).split(",") if name]
+    wanted = plan.lm_eval.names
     metadata = json.dumps(settings.metadata or {}, sort_keys=True)
     include = settings.include_path
     # Reading all of lm-eval's own task files takes seconds; kvbench's and the user's may do.
@@ -56,7 +55,7 @@ def loaded_tasks(plan: Plan, settings: Any) -> tuple[TaskManager, Mapping[str, A
         names += [match for match in matches if match not in names]
     try:
         loaded: Mapping[str, Any] = manager.load(
-            _with_data(names, str(plan.config["lm_eval"]["data"]))
+            _with_data(names, plan.lm_eval.data)
         )
     except UserError:
         raise

@@ -1,6 +1,6 @@
 """The model that lm-eval calls: its Hugging Face model's text handling, kvbench's cache.
 
-Tokenising, chat templates, truncation from the left, stop texts and defaults are lm-eval's own;
+Tokenizing, chat templates, truncation from the left, stop texts and defaults are lm-eval's own;
 how a prompt is run is `kvbench.lmeval.answers`.
 """
 
@@ -13,8 +13,6 @@ from dataclasses import replace
 from statistics import fmean
 from typing import Any
 
-import hydra
-from hydra.errors import HydraException
 from lm_eval.api.registry import register_model
 from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
@@ -24,12 +22,9 @@ from lm_eval.models.utils import (
 from lm_eval.utils import simple_parse_args_string
 from tqdm import tqdm
 
-from kvbench.capture import capture
-from kvbench.capture_cache import CaptureCache
-from kvbench.decode import Stop
-from kvbench.errors import UserError
-from kvbench.evaluate import Work
-from kvbench.hydra_errors import one_line
+from kvbench.base.errors import UserError
+from kvbench.config.sweeper import plans_of_words
+from kvbench.decode.greedy import Stop
 from kvbench.lmeval.answers import Answer, generated, scored
 from kvbench.lmeval.requests import (
     ROLLING_REFUSED,
@@ -38,11 +33,13 @@ from kvbench.lmeval.requests import (
     generation_request,
     greedy_settings,
 )
-from kvbench.memory import SHARE_OF_FREE, free_bytes
-from kvbench.model import load
-from kvbench.overrides import hydra_words
-from kvbench.plan import Plan, Variant
-from kvbench.planning import plan_from_config
+from kvbench.model.loading import load
+from kvbench.plan.plan import Plan
+from kvbench.plan.variant import Variant
+from kvbench.prefill.capture import capture
+from kvbench.prefill.disk import CaptureCache
+from kvbench.run.memory import bytes_to_take
+from kvbench.run.sample import Work
 from kvbench.tasks.task import Sample, Task
 
 
@@ -93,10 +90,10 @@ class KVBench(HFLM):  # type: ignore[misc]
     ) -> KVBench:
         """Make one of `--model_args`: kvbench's words, such as method=snapkv,budget=0.2."""
         device = (additional_config or {}).get("device")
-        words = [f"{key}={_spelt(value)}" for key, value in arg_dict.items()]
+        words = [f"{key}={_spelled(value)}" for key, value in arg_dict.items()]
         if device is not None:
             words.append(f"model.device={device}")
-        return cls(plan_of_words(words))
+        return cls(plans_of_words([*words, "baseline=false"])[0])
 
     @classmethod
     def create_from_arg_string(
@@ -212,14 +209,13 @@ class KVBench(HFLM):  # type: ignore[misc]
     ) -> Work:
         """A prompt to be compressed up to `border`, at least its first token."""
         border = max(1, border)
-        free = int(free_bytes(self.loaded.device) * SHARE_OF_FREE)
         return Work(
             sample=_sample(task, text, later_tokens),
             head=ids[:border],
             feed=ids[border:],
             stop=Stop(self.loaded.eos_ids, later_tokens),
             width=1,
-            memory_bytes=self.plan.memory_bytes or free,
+            memory_bytes=self.plan.memory_bytes or bytes_to_take(self.loaded),
         )
 
     def _missing(self, request: Request) -> list[Variant]:
@@ -247,21 +243,7 @@ class _Silent:
         """Say nothing."""
 
 
-def plan_of_words(words: Sequence[str]) -> Plan:
-    """Make the plan of one variant, outside of a Hydra run.
-
-    Raises:
-        UserError: anything wrong with the words.
-    """
-    spelt = hydra_words([*words, "baseline=false"])
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        try:
-            return plan_from_config(hydra.compose("config", spelt), spelt)
-        except HydraException as error:
-            raise UserError(one_line(error, words)) from error
-
-
-def _spelt(value: Any) -> str:
+def _spelled(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
 
 

@@ -8,8 +8,10 @@ from typing import Any
 
 from lm_eval.models.utils import normalize_gen_kwargs
 
-from kvbench.errors import UserError
-from kvbench.plan import Plan, Variant, fingerprint
+from kvbench.base.errors import UserError
+from kvbench.base.hashing import fingerprint
+from kvbench.plan.plan import Plan
+from kvbench.plan.variant import Variant
 
 ROLLING_REFUSED = (
     "rolling log-likelihood scores a text from its first token on: there is no context to compress"
@@ -82,3 +84,8 @@ class StopText:
         """Look at the newest of all ids generated so far."""
         newest = self._tokenizer.decode(ids[-self._window :])
         return any(text in newest for text in self._texts)
+
+
+def is_task_file(name: str) -> bool:
+    """Whether what is named as a task is a YAML file."""
+    return name.endswith((".yaml", ".yml"))

@@ -10,20 +10,24 @@ import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.ledger import Ledger
+from kvbench.base.hashing import fingerprint
+from kvbench.cache.ledger import Ledger
 from kvbench.lmeval.answers import Answer
 from kvbench.lmeval.loading import LOCAL_DATA, asked_settings
 from kvbench.lmeval.model import KVBench
 from kvbench.lmeval.requests import Request, generation_request, greedy_settings
-from kvbench.plan import Plan, Variant, fingerprint
-from kvbench.record import Record, Writer, lines_of_kind, now, run_header
-
-SUITE = "lm-eval"
-"""What stands for the suite in headers and records."""
+from kvbench.plan.names import LM_EVAL
+from kvbench.plan.plan import Plan
+from kvbench.plan.variant import Variant
+from kvbench.records.header import DataFacts, ProtocolFacts, RunHeader, TaskFacts
+from kvbench.records.reader import lines_of_kind
+from kvbench.records.record import Record
+from kvbench.records.writer import Writer
+from kvbench.run.result import result_record, run_header
 
 
 class Answers:
@@ -46,7 +50,7 @@ def _answer(line: Mapping[str, Any]) -> Answer:
 
 def lm_eval_header(
     plan: Plan, loaded: Mapping[str, Any], settings: Any, limit: float | None, device: str
-) -> dict[str, Any]:
+) -> RunHeader:
     """Describe a run, in the form of `kvbench run`'s header.
 
     Args:
@@ -57,52 +61,46 @@ def lm_eval_header(
         device: where the model is, as torch names it.
     """
     tasks = loaded["tasks"]
-    setting = str(plan.config["lm_eval"]["data"])
-    data = {
-        "setting": f"{SUITE} {setting}",
-        "description": "; ".join(f"{name}: {_source(task)}" for name, task in tasks.items()),
-        "revision": None,
-        "hashes": {name: _documents_hash(task) for name, task in tasks.items()},
-    }
     chat = settings.apply_chat_template
-    protocol = {
-        "name": SUITE,
-        "truncation": "left",
-        "chat_template": chat if isinstance(chat, str) else "official" if chat else "none",
-        "stop": "task",
-        "min_new_tokens": "none",
-        "code_similarity": "none",
-        "query_aware": True,
-        "first_token": plan.protocol.first_token,
-        "max_input_tokens": None,
-        **{
-            name: getattr(settings, name)
-            for name in ("num_fewshot", "fewshot_as_multiturn", "system_instruction", "gen_kwargs")
-        },
-        "seed": settings.seed,
+    further = {
+        name: getattr(settings, name)
+        for name in ("num_fewshot", "fewshot_as_multiturn", "system_instruction", "gen_kwargs")
     }
-    header = run_header(plan, {}, data, device)
-    return {
-        **header,
-        "suite": SUITE,
-        "data": data,
-        "protocol": protocol,
-        "tasks": [_column(name, task, loaded, settings, limit) for name, task in tasks.items()],
-    }
+    data = DataFacts(
+        setting=f"{LM_EVAL} {plan.lm_eval.data}",
+        description="; ".join(f"{name}: {_source(task)}" for name, task in tasks.items()),
+        hashes={name: _documents_hash(task) for name, task in tasks.items()},
+    )
+    return replace(
+        run_header(plan, {}, data, device),
+        suite=LM_EVAL,
+        protocol=ProtocolFacts(
+            name=LM_EVAL,
+            truncation="left",
+            chat_template=chat if isinstance(chat, str) else "official" if chat else "none",
+            stop="task",
+            min_new_tokens="none",
+            code_similarity="none",
+            query_aware=True,
+            first_token=plan.protocol.first_token,
+            further={**further, "seed": settings.seed},
+        ),
+        tasks=tuple(_column(name, task, loaded, settings, limit) for name, task in tasks.items()),
+    )
 
 
 def _column(
     name: str, task: Any, loaded: Mapping[str, Any], settings: Any, limit: float | None
-) -> dict[str, Any]:
+) -> TaskFacts:
     generates = task.OUTPUT_TYPE == "generate_until"
     asked = greedy_settings(asked_settings(task, settings), name) if generates else {}
-    return {
-        "name": name,
-        "group": _group(name, loaded),
-        "samples": _sample_count(name, task, settings, limit),
-        "max_new_tokens": int(asked.get("max_gen_toks", 0)),
-        "one_token_answers": False,
-    }
+    return TaskFacts(
+        name=name,
+        group=_group(name, loaded),
+        samples=_sample_count(name, task, settings, limit),
+        max_new_tokens=int(asked.get("max_gen_toks", 0)),
+        one_token_answers=False,
+    )
 
 
 def _sample_count(name: str, task: Any, settings: Any, limit: float | None) -> int:
@@ -138,7 +136,7 @@ def _documents_hash(task: Any) -> str:
 
 
 def records(
-    model: KVBench, variant: Variant, samples: Mapping[str, Any], header: Mapping[str, Any]
+    model: KVBench, variant: Variant, samples: Mapping[str, Any], header: RunHeader
 ) -> Iterator[Record]:
     """Yield the record of each request of one variant's evaluation.
 
@@ -151,7 +149,7 @@ def records(
         samples: task -> the samples that lm-eval logged, one a document and filter.
         header: of the run, for the tasks' groups.
     """
-    groups = {task["name"]: task["group"] for task in header["tasks"]}
+    groups = {task.name: task.group for task in header.tasks}
     for task, logged in samples.items():
         documents: dict[Any, list[Mapping[str, Any]]] = {}
         for sample in logged:
@@ -219,8 +217,6 @@ def _record(
 ) -> Record:
     answer = model.answer(request, variant)
     assert answer is not None
-    measured = asdict(answer.ledger)
-    lists = {name: list(measured[name]) for name in ("r1", "r2", "kept_tokens")}
     facts = dict(answer.facts)
     if request.continuation is not None:
         facts |= {
@@ -228,21 +224,17 @@ def _record(
             "log_likelihood": answer.log_likelihood,
             "is_greedy": answer.is_greedy,
         }
-    tail = {} if answer.tail_bytes is None else {"tail": answer.tail_bytes}
-    budget = variant.budget
-    return Record(
-        **{**measured, **lists, "bytes_by_part": {**answer.ledger.bytes_by_part, **tail}},
+    return result_record(
+        variant,
+        answer.ledger,
+        scores,
+        tail_bytes=answer.tail_bytes,
         key=fingerprint([request.key(model.plan, variant), task, sample, document]),
         model=model.plan.model.name,
-        suite=SUITE,
+        suite=LM_EVAL,
         task=task,
         group=group,
         sample=sample,
-        variant=variant.label,
-        method=variant.choice,
-        method_config=dict(variant.config),
-        budget=budget.tokens if budget.fraction is None else budget.fraction,  # type: ignore[arg-type]
-        budget_unit="tokens" if budget.fraction is None else "fraction",
         query_aware=True,
         prompt_tokens=answer.prompt_tokens,
         prefill_tokens=answer.prefill_tokens,
@@ -253,14 +245,10 @@ def _record(
         generated_tokens=answer.generated_tokens,
         answers=answers,
         scored_fields={},
-        metric=next(iter(scores), None),
-        score=next(iter(scores.values()), None),
-        scores=dict(scores),
         facts=facts,
         decode_width=answer.width,
         capture_s=answer.capture_s,
         compress_s=answer.compress_s,
         decode_s=answer.answer_s,
         error=None,
-        finished=now(),
     )

@@ -26,5 +26,5 @@ class Look:
     """Label of the row to compare with; None: FullKV."""
     samples: int = 25
     """Samples of each task that the HTML page shows."""
-    coloured: bool = False
-    """Bold face and colours of a terminal."""
+    colored: bool = False
+    """Bold face and colors of a terminal."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvbench.report.analysis_sheets import analysis_drawings, analysis_sheets
-from kvbench.report.heatmap import needle_figures
-from kvbench.report.latex import latex
+from kvbench.report.figures.heatmap import needle_figures
+from kvbench.report.forms.csv import sheet_csv, table_csv
+from kvbench.report.forms.latex import latex
+from kvbench.report.forms.markdown import markdown
+from kvbench.report.forms.terminal import terminal
 from kvbench.report.look import Look
-from kvbench.report.markdown import markdown
-from kvbench.report.paper_shape import published_sheets
-from kvbench.report.published import published_csv, published_table
-from kvbench.report.score_sheets import sheets_of
+from kvbench.report.paper.published import published_csv, published_table
+from kvbench.report.paper.shape import published_sheets
 from kvbench.report.sheet import Sheet
-from kvbench.report.table_csv import sheet_csv, table_csv
-from kvbench.report.tables import holds_records, tables_of
-from kvbench.report.terminal import terminal
+from kvbench.report.sheets.analysis import analysis_drawings, analysis_sheets
+from kvbench.report.sheets.scores import sheets_of
+from kvbench.report.table.table import holds_records, tables_of
 
 
 def report(
@@ -36,7 +36,7 @@ def report(
     analyses = analysis_sheets(folder)
     tables = [] if analyses and not holds_records(folder) else tables_of(folder)
     if look.form == "html":
-        from kvbench.report.page import page
+        from kvbench.report.page.page import page
 
         title = "Beside the paper" if paper else "Measured"
         drawings = [*drawings, *analysis_drawings(folder)]
@@ -67,5 +67,5 @@ def published_report(name: str, look: Look) -> str:
 def drawn(sheets: Sequence[Sheet], look: Look) -> str:
     """Return sheets in the form of a look."""
     if look.form == "terminal":
-        return terminal(sheets, look.coloured)
+        return terminal(sheets, look.colored)
     return {"markdown": markdown, "latex": latex}[look.form](sheets)

@@ -14,8 +14,8 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from kvbench.data import Source, sized_blocks
-from kvbench.errors import UserError
+from kvbench.base.errors import UserError
+from kvbench.data.files import Source, sized_blocks
 
 SAMPLE_HAYSTACK = Path(__file__).parents[1] / "samples" / "haystack"
 """Prose about everyday things, written for kvbench by scripts/make_haystack.py."""
@@ -88,7 +88,7 @@ class Hay:
     """Characters before which a sentence has ended and after which the next has not begun."""
 
     @classmethod
-    def tokenised(cls, text: str, tokens: int, tokenizer: Any) -> Hay:
+    def tokenized(cls, text: str, tokens: int, tokenizer: Any) -> Hay:
         """Take `tokens` tokens of the text, which is repeated until it has so many."""
         characters = 8 * tokens
         while True:

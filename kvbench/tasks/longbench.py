@@ -1,7 +1,7 @@
 """LongBench (Bai et al. 2023, arXiv 2308.14508): 21 tasks, and the 13 of LongBench-E.
 
 Templates, generation limits and groups are data, in `longbench.json`; the metrics are in
-`kvbench.score`; the records come from `kvbench.data`.
+`kvbench.tasks.metrics`; the records come from `kvbench.data.files`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from kvbench import jsonl, score
-from kvbench.data import DataSource
-from kvbench.errors import UserError
-from kvbench.sources import open_source
+from kvbench.base import jsonl
+from kvbench.base.errors import UserError
+from kvbench.data.files import DataSource
+from kvbench.data.source import open_source
+from kvbench.tasks import metrics as score
 from kvbench.tasks.task import Sample, Task
 
 LONGBENCH_16 = (

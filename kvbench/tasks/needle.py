@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kvbench.configured import check_whole_number
-from kvbench.errors import UserError
-from kvbench.score_needle import classic_scores, number_scores
-from kvbench.suggest import did_you_mean
+from kvbench.base.checks import check_whole_number
+from kvbench.base.errors import UserError
+from kvbench.base.suggest import did_you_mean
 from kvbench.tasks.haystack import Hay, Haystack, ends_of_tokens, grid_of
+from kvbench.tasks.needle_metrics import classic_scores, number_scores
 from kvbench.tasks.suite import FIRST_TOKENS
 from kvbench.tasks.task import Sample, Task
 from kvbench.tasks.words import ADJECTIVES, NOUNS, some
@@ -178,7 +178,7 @@ class Needle:
         assert tokenizer is not None
         loaded = tokenizer()
         lengths, depths = self.grid
-        hay = Hay.tokenised(source.text(), max(lengths), loaded)
+        hay = Hay.tokenized(source.text(), max(lengths), loaded)
         cells = [(length, depth) for length in lengths for depth in depths]
         for length, depth in cells[:limit]:
             yield self._cell(task, hay, loaded, length, depth)

@@ -14,7 +14,7 @@ from itertools import pairwise
 from string import ascii_lowercase, ascii_uppercase
 from typing import Any
 
-from kvbench.errors import UserError
+from kvbench.base.errors import UserError
 from kvbench.tasks.haystack import Hay
 from kvbench.tasks.words import ADJECTIVES, NOUNS, some
 

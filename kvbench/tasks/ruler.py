@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from kvbench import jsonl
-from kvbench.configured import check_whole_number
-from kvbench.errors import UserError
-from kvbench.suggest import did_you_mean
+from kvbench.base import jsonl
+from kvbench.base.checks import check_whole_number
+from kvbench.base.errors import UserError
+from kvbench.base.suggest import did_you_mean
 from kvbench.tasks.haystack import Hay, Haystack, ends_of_tokens, grid_of
 from kvbench.tasks.puzzles import (
     HOPS,
@@ -179,7 +179,7 @@ class Ruler:
         text = source.text()
         around = count(task.template + FAMILIES[name].prefix) + task.max_new_tokens + RESERVE
         tokens = int(length) - around
-        hay = Hay.tokenised(text, max(1, tokens), loaded)
+        hay = Hay.tokenized(text, max(1, tokens), loaded)
         room = Room(task.name, tokens, count, hay, self._passages(), _split(text))
         if tokens < 1:
             raise room.too_small()

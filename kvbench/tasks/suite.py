@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from kvbench.data import Source
+from kvbench.data.files import Source
 from kvbench.tasks.task import Sample, Task
 
 FIRST_TOKENS = ("prefill", "compressed")

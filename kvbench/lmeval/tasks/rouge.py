@@ -1,7 +1,7 @@
 """ROUGE of one generated summary, for `xsum.yaml`.
 
 KVCrush says "accuracy" of XSUM and names no variant of ROUGE, so all three usual F measures are
-reported, with the Porter stemmer, as the summarisation literature does; ROUGE-L comes first.
+reported, with the Porter stemmer, as the summarization literature does; ROUGE-L comes first.
 """
 
 from __future__ import annotations

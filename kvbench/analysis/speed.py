@@ -1,0 +1,192 @@
+"""How fast a variant prefills, compresses and decodes, and what memory it takes.
+
+`kvbench bench speed` prints what is measured here, `analysis=speed` keeps it in the run folder.
+
+One prompt of random tokens, batch 1, a fixed number of generated tokens, no stop. The first round
+warms up and is not counted; medians of the others are. On a GPU each time ends when the GPU does.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from kvbench.base import provenance
+from kvbench.base.progress import Progress
+from kvbench.decode.greedy import Stop, decode
+from kvbench.model.loading import LoadedModel, load
+from kvbench.plan.plan import Plan
+from kvbench.plan.settings import Lengths
+from kvbench.plan.variant import Variant
+from kvbench.records.header import DataFacts
+from kvbench.records.speed import Speed, SpeedRun
+from kvbench.records.writer import Writer
+from kvbench.report.paper.speed import SpeedNumbers
+from kvbench.report.paper.table import Beside, paper_sheets
+from kvbench.report.sheet import Sheet
+from kvbench.report.sheets.speed import speed_sheet
+from kvbench.run.caches import fitted_cache, schedule_of, shared_prefill
+from kvbench.run.result import run_header
+
+_SEED = 0
+
+
+@dataclass(frozen=True)
+class _Round:
+    prefill_s: float
+    compress_s: float
+    decode_s: float
+    cache_bytes: int
+    native_bytes: int
+
+
+def speed_sheets(plans: Sequence[Plan], progress: bool = True) -> list[Sheet]:
+    """Measure plans and lay out a sheet for each, then a paper's table beside ours.
+
+    Raises:
+        UserError: the prompt does not fit the model.
+    """
+    runs = [measured_run(plan, progress) for plan in plans]
+    sheets = [speed_sheet(run) for run in runs]
+    beside = Beside.of(plans[-1].paper)
+    return sheets if beside is None else [*sheets, *paper_sheets(beside, SpeedNumbers(runs))]
+
+
+def record_speed(plan: Plan, progress: bool = True) -> Path:
+    """Measure a plan's variants and add what was found to its run folder.
+
+    Raises:
+        UserError: the prompt does not fit the model, or the folder cannot be written to.
+    """
+    data = DataFacts(setting="random tokens", description="random tokens")
+    header = run_header(plan, {task.name: 0 for task in plan.tasks}, data)
+    with Writer(plan.out, header) as writer:
+        measured_run(plan, progress).write(writer)
+    return plan.out
+
+
+def measured_run(plan: Plan, progress: bool = True) -> SpeedRun:
+    """Measure the speed of a plan's variants.
+
+    Raises:
+        UserError: the prompt does not fit the model.
+    """
+    model = load(plan.model)
+    with Progress(plan.model.name, len(plan.variants), shown=progress) as display:
+        speeds = measured_speeds(model, plan.variants, plan.speed, display)
+    return SpeedRun(
+        model=plan.model.name,
+        weights="random weights" if plan.model.kind == "random" else plan.model.path,
+        lengths=plan.speed,
+        speeds=tuple(speeds),
+        machine=provenance.machine(str(model.device)),
+        versions=provenance.versions(),
+    )
+
+
+def measured_speeds(
+    model: LoadedModel, variants: Sequence[Variant], lengths: Lengths, progress: Progress
+) -> list[Speed]:
+    """Measure variants one after the other.
+
+    Raises:
+        UserError: the prompt does not fit the model's context.
+    """
+    model.check_length(lengths.context, lengths.generate)
+    generator = torch.Generator().manual_seed(_SEED)
+    vocabulary = int(model.network.config.vocab_size)
+    ids = torch.randint(vocabulary, (lengths.context,), generator=generator)
+    found = []
+    for variant in variants:
+        progress.sample(variant.label)
+        progress.phase("warming up")
+        _round(model, variant, ids, lengths.generate)
+        memory = _Peak(model.device)
+        rounds = []
+        for number in range(1, lengths.repeats + 1):
+            progress.phase(f"round {number} of {lengths.repeats}")
+            rounds.append(_round(model, variant, ids, lengths.generate))
+        progress.advance(1, 0)
+        found.append(
+            Speed(
+                variant.label,
+                variant.series,
+                variant.choice,
+                variant.budget,
+                variant.is_baseline,
+                median(r.prefill_s for r in rounds),
+                median(r.compress_s for r in rounds),
+                median(r.decode_s for r in rounds),
+                rounds[-1].cache_bytes,
+                rounds[-1].native_bytes,
+                memory.above_start(),
+            )
+        )
+    return found
+
+
+def _round(model: LoadedModel, variant: Variant, ids: torch.Tensor, generate: int) -> _Round:
+    times = [_now(model.device)]
+    prefill = shared_prefill(model, ids, [variant], schedule_of(model, len(ids), variant))
+    times.append(_now(model.device))
+    cache = fitted_cache(variant, prefill)
+    times.append(_now(model.device))
+    held, native, logits = cache.nbytes, prefill.nbytes, prefill.last_logits
+    del prefill
+    caches = [cache]
+    del cache
+    stop = Stop(frozenset(), generate)
+    started = _now(model.device)
+    decode(model, caches, len(ids), stop, first_logits=logits)
+    decode_s = _now(model.device) - started
+    return _Round(times[1] - times[0], times[2] - times[1], decode_s, held, native)
+
+
+def _now(device: torch.device) -> float:
+    """Seconds, once the device has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+class _Peak:
+    """The most memory taken from here on, beyond what is taken now."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        if device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(device)
+            self._before = torch.cuda.memory_allocated(device)
+        else:
+            self._known = _reset_resident_peak()
+            self._before = _resident_bytes("VmRSS") or 0
+
+    def above_start(self) -> int | None:
+        """Bytes; None where the system does not tell."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device) - self._before
+        peak = _resident_bytes("VmHWM") if self._known else None
+        return None if peak is None else max(0, peak - self._before)
+
+
+def _reset_resident_peak() -> bool:
+    """Ask Linux to forget the process's peak; whether it did."""
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError:
+        return False
+    return True
+
+
+def _resident_bytes(field: str) -> int | None:
+    """VmHWM (peak) or VmRSS (now) of this process, where the system has /proc."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((1024 * int(x.split()[1]) for x in lines if x.startswith(f"{field}:")), None)

@@ -1,0 +1,1 @@
+"""Whether a prompt asks to find or to gather."""

@@ -1,0 +1,1 @@
+"""From words to plans: the only home of Hydra."""

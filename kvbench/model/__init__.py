@@ -1,0 +1,1 @@
+"""Models and the one attention function that serves them."""

@@ -1,0 +1,158 @@
+"""How kvbench reaches into transformers' decoders: the names it takes for granted stand here alone.
+
+An attention module has `layer_idx` and stands as `self_attn` in a decoder layer; the module that
+defines its class has `apply_rotary_pos_emb`; a decoder layer takes `position_ids` and
+`position_embeddings`. Seen in transformers 5.18 to 5.23.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class RotaryRecorder:
+    """Queries and keys before RoPE, and the tables, of the layer that is about to attend."""
+
+    def __init__(self) -> None:
+        """Start with nothing recorded."""
+        self.fired = 0
+        self._last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+
+    def record(self, q_pre: Tensor, k_pre: Tensor, cos: Tensor, sin: Tensor) -> None:
+        """Keep the operands of one rotation until the layer attends."""
+        self.fired += 1
+        self._last = (q_pre, k_pre, cos, sin)
+
+    @property
+    def queries(self) -> Tensor:
+        """Queries before RoPE [B, Q, t, D] of the current layer, until `take`."""
+        if self._last is None:
+            raise RuntimeError("an attention layer did not call apply_rotary_pos_emb")
+        return self._last[0]
+
+    def take(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return (k_pre [B, G, t, D], cos [B or 1, t, rd], sin) of the current layer, once.
+
+        Raises:
+            RuntimeError: the layer attended without a rotation since the last call.
+        """
+        if self._last is None:
+            raise RuntimeError("an attention layer did not call apply_rotary_pos_emb")
+        taken, self._last = self._last[1:], None
+        return taken
+
+
+@contextmanager
+def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
+    """Record each layer's operands of RoPE, for `take()` inside the run's `attend`.
+
+    Within the context `apply_rotary_pos_emb` of the module that defines the network's attention
+    class is wrapped; it is restored whatever happens.
+
+    Raises:
+        RuntimeError: on leaving, if it did not fire once per layer and forward.
+    """
+    layers = attention_layers(network)
+    module = _family_module(network)
+    original = module.apply_rotary_pos_emb
+    recorder = RotaryRecorder()
+
+    @functools.wraps(original)
+    def recording(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any) -> Any:
+        recorder.record(q, k, cos, sin)
+        return original(q, k, cos, sin, *rest, **named)
+
+    module.apply_rotary_pos_emb = recording  # type: ignore[attr-defined]
+    try:
+        yield recorder
+    finally:
+        module.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+    if recorder.fired == 0 or recorder.fired % len(layers):
+        raise RuntimeError(
+            f"apply_rotary_pos_emb of {module.__name__} fired {recorder.fired} times"
+            f" for {len(layers)} attention layers"
+        )
+
+
+def rotary_function(network: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """The family's `apply_rotary_pos_emb` reduced to keys.
+
+    Returns:
+        (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys [B, H, n, D]; bitwise
+        what the model computes (partial rotary included; q and k norms come before it).
+    """
+    apply = _family_module(network).apply_rotary_pos_emb
+
+    def rotate(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        no_queries = keys[:, :0]
+        rotated: Tensor = apply(no_queries, keys, cos, sin)[1]
+        return rotated
+
+    return rotate
+
+
+def attention_layers(network: nn.Module) -> list[nn.Module]:
+    """The self-attention modules of a decoder, by `layer_idx`."""
+    found = [
+        m
+        for m in network.modules()
+        if type(m).__name__.endswith("Attention") and isinstance(getattr(m, "layer_idx", None), int)
+    ]
+    return sorted(found, key=lambda m: int(m.layer_idx))  # type: ignore[arg-type]
+
+
+def _family_module(network: nn.Module) -> ModuleType:
+    """The transformers module that defines the network's attention class."""
+    layers = attention_layers(network)
+    if not layers:
+        raise RuntimeError(f"{type(network).__name__} has no attention layers")
+    return sys.modules[type(layers[0]).__module__]
+
+
+class TokenFeed(Protocol):
+    """A run that chooses which tokens each decoder layer is fed."""
+
+    def feed(self, hidden_states: Tensor) -> Tensor:
+        """Return the hidden states [1, n, .] of the tokens that the next layer is fed, in order."""
+        ...
+
+    @property
+    def positions(self) -> Tensor:
+        """[n] original positions of these tokens."""
+        ...
+
+
+@contextmanager
+def feeding_kept_tokens(network: nn.Module, run: TokenFeed) -> Iterator[None]:
+    """Feed each decoder layer only the tokens that `run` has kept.
+
+    A decoder layer is the module that holds an attention layer as `self_attn`; its hidden states,
+    position ids and rotary tables are gathered before it runs.
+    """
+    attention = set(attention_layers(network))
+    decoders = [m for m in network.modules() if getattr(m, "self_attn", None) in attention]
+    assert len(decoders) == len(attention), "an attention layer lies outside a decoder layer"
+
+    def gathered(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        hidden_states = run.feed(args[0])
+        at = run.positions.to(hidden_states.device)
+        named = dict(named)
+        if named.get("position_ids") is not None:
+            named["position_ids"] = named["position_ids"][:, at]
+        cos, sin = named["position_embeddings"]
+        named["position_embeddings"] = cos[:, at], sin[:, at]
+        return (hidden_states, *args[1:]), named
+
+    handles = [m.register_forward_pre_hook(gathered, with_kwargs=True) for m in decoders]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,1 @@
+"""One forward over a prompt and what it leaves behind."""

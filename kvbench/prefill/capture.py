@@ -1,0 +1,168 @@
+"""One forward over a prompt, kept as a frozen `Prefill`: the ordinary one, or one that prunes.
+
+Peak memory stays near what is kept: no transformers cache, no T x T tensor, full queries freed
+layer by layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvbench.model.attention import AttentionRule, causal_attention, column_sums
+from kvbench.model.hooks import (
+    RotaryRecorder,
+    feeding_kept_tokens,
+    recording_pre_rope,
+    rotary_function,
+)
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.needs import Needs
+from kvbench.prefill.pruning import PruningCapture, PruningSchedule
+from kvbench.prefill.reconstruction import reconstruction_scores, template_around
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
+
+
+class _Capture:
+    """The run of a prefill: plain causal attention that keeps what the methods read."""
+
+    def __init__(
+        self,
+        needs: Needs,
+        recorder: RotaryRecorder | None,
+        rotate: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+    ) -> None:
+        self.layers: list[LayerState] = []
+        self._needs = needs
+        self._recorder = recorder
+        self._rotate = rotate
+
+    def attend(
+        self,
+        layer: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        rule: AttentionRule,
+    ) -> Tensor:
+        """Keep the layer's state and return its causal attention."""
+        assert q.shape[0] == 1, "a prefill is captured one prompt at a time"
+        assert layer == len(self.layers), "attention layers ran out of order"
+        k, v = k.contiguous(), v.contiguous()
+        tokens = k.shape[2]
+        window = min(self._needs.window, tokens)
+        k_pre = rotary = sums = None
+        statistics = {}
+        if self._recorder is not None and self._rotate is not None:
+            for skipped in self._needs.query_statistics:
+                statistics[skipped] = query_statistics(self._recorder.queries[0], skipped)
+            k_pre, cos, sin = self._recorder.take()
+            k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
+            rotary = Rotary(cos[0], sin[0], self._rotate)
+        if self._needs.column_sums:
+            sums = column_sums(q[0], k[0], rule)
+        self.layers.append(
+            LayerState(
+                k=k[0],
+                v=v[0],
+                # Cloned, so that the queries of all tokens are freed with the layer.
+                q_win=q[0, :, tokens - window :].clone(memory_format=torch.contiguous_format),
+                rule=rule,
+                k_pre=k_pre,
+                rotary=rotary,
+                column_sums=sums,
+                query_statistics=statistics,
+                index=layer,
+            )
+        )
+        return causal_attention(q, k, v, rule)
+
+
+def _check_finite(layers: Sequence[LayerState]) -> None:
+    """Refuse NaN and infinity, which would make every score of a layer meaningless.
+
+    Raises:
+        FloatingPointError: naming the first layer that holds one.
+    """
+    for state in layers:
+        for name, tensor in (("keys", state.k), ("values", state.v)):
+            if not torch.stack(torch.aminmax(tensor)).isfinite().all():
+                raise FloatingPointError(
+                    f"{name} of layer {state.index} hold NaN or infinity: try another model.dtype"
+                )
+
+
+def query_statistics(queries: Tensor, skipped: int) -> QueryStatistics:
+    """Mean and covariance over all but the first `skipped` of the queries [Q, T, D].
+
+    A prompt that has no others counts them all.
+    """
+    wide = queries[:, skipped if skipped < queries.shape[1] else 0 :].float()
+    mean = wide.mean(1)
+    centered = wide - mean[:, None]
+    return QueryStatistics(mean, centered.transpose(1, 2) @ centered / wide.shape[1])
+
+
+def capture(
+    model: LoadedModel, ids: Tensor, needs: Needs, plan: PruningSchedule | None = None
+) -> Prefill:
+    """Run one forward over a prompt and keep every layer's state.
+
+    Where a method asks for them, further passes over the frozen state fill `reconstructions`.
+
+    Args:
+        model: the model.
+        ids: [T] long token ids, T >= 1; positions are 0 .. T-1.
+        needs: what the methods of this run read, their union.
+        plan: how the prefill prunes, for the methods that ask for just this plan; nothing beyond
+            keys and values is kept then. None: every layer is fed every token.
+
+    Returns:
+        The frozen prefill, on the devices of its layers.
+
+    Raises:
+        UserError: the prompt does not fit the model's context.
+        FloatingPointError: a layer's keys or values hold NaN or infinity.
+    """
+    model.check_length(int(ids.shape[0]))
+    network = model.network
+    ids = ids.to(model.device).unsqueeze(0)
+    positions = torch.arange(ids.shape[1], device=model.device).unsqueeze(0)
+    before_rope = needs.pre_rope_keys or bool(needs.query_statistics)
+    rotate = rotary_function(network) if before_rope else None
+    recording = recording_pre_rope(network) if before_rope else nullcontext()
+    run: _Capture | PruningCapture
+    with torch.inference_mode(), recording as recorder, ExitStack() as feeding:
+        if plan is None:
+            run = _Capture(needs, recorder, rotate)
+        else:
+            assert needs == Needs(), "a pruning prefill keeps keys and values only"
+            assert plan.tokens == ids.shape[1], "the plan is another prompt's"
+            run = PruningCapture(plan, model.device)
+            feeding.enter_context(feeding_kept_tokens(network, run))
+        output = network(
+            input_ids=ids,
+            position_ids=positions,
+            past_key_values=None,
+            use_cache=False,
+            logits_to_keep=1,
+            kvbench=run,
+        )
+        logits = output.logits[0, -1].float()
+    assert len(run.layers) == model.geometry.layers, "a layer did not attend through kvbench"
+    layers = tuple(run.layers)
+    _check_finite(layers)
+    around = template_around(model.tokenizer, ids[0].tolist()) if needs.template_prefix else None
+    if around is not None:
+        for passes in sorted(needs.reconstructions, key=repr):
+            scores = reconstruction_scores(model, ids[0], layers, around, passes)
+            layers = tuple(
+                replace(s, reconstructions={**s.reconstructions, passes: x})
+                for s, x in zip(layers, scores, strict=True)
+            )
+    template_tokens = 0 if around is None else around.prefix_tokens
+    return Prefill(layers, last_logits=logits, template_tokens=template_tokens)

@@ -1,0 +1,121 @@
+"""What one uncompressed forward over a prompt leaves behind: the frozen input of every method.
+
+Letters: L layers, Q query heads, G KV heads, T prefilled tokens, W window, D head dim.
+Knows nothing of methods, budgets or decoding. The forward that fills these objects is
+`kvbench.prefill.capture`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from kvbench.model.attention import AttentionRule
+from kvbench.prefill.needs import Reconstruction
+
+
+@dataclass(frozen=True)
+class Rotary:
+    """The rotation that one layer gives its keys: tables of this prompt and the model's own rule.
+
+    Attributes:
+        cos: [T, rd] table of positions 0 .. T-1, as the model computed it.
+        sin: [T, rd].
+        function: (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys; the model
+            family's `apply_rotary_pos_emb` reduced to one operand.
+    """
+
+    cos: Tensor
+    sin: Tensor
+    function: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def rotate(self, keys: Tensor, positions: Tensor) -> Tensor:
+        """Rotate pre-RoPE keys [H, n, D] to their positions [H, n]; returns [H, n, D]."""
+        at = positions.long()
+        return self.function(keys.unsqueeze(1), self.cos[at], self.sin[at]).squeeze(1)
+
+
+@dataclass(frozen=True)
+class QueryStatistics:
+    """Moments of a layer's queries before RoPE, over the prompt's tokens less the first few."""
+
+    mean: Tensor
+    """[Q, D] float32."""
+    covariance: Tensor
+    """[Q, D, D] float32, divided by the number of queries."""
+
+
+@dataclass(frozen=True)
+class LayerState:
+    """One attention layer after the prefill. Tensors are contiguous and never written to."""
+
+    k: Tensor
+    """[G, T, D] keys after RoPE."""
+    v: Tensor
+    """[G, T, D] values."""
+    q_win: Tensor
+    """[Q, W, D] queries after RoPE of the last W tokens, W = min(needs.window, T)."""
+    rule: AttentionRule
+    k_pre: Tensor | None = None
+    """[G, T, D] keys before RoPE, where asked for."""
+    rotary: Rotary | None = None
+    """The rotation of this layer, where `k_pre` or `query_statistics` were asked for."""
+    column_sums: Tensor | None = None
+    """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
+    reconstructions: Mapping[Reconstruction, Tensor] = field(default_factory=dict)
+    """[G, T] float32 per reconstruction pass asked for: the most attention a token received from
+    the repeated context, over the queries of a KV head's group; 0 in the template prefix."""
+    query_statistics: Mapping[int, QueryStatistics] = field(default_factory=dict)
+    """Per number of first tokens left out that was asked for."""
+    index: int = 0
+    """Place of the layer in the model, from 0."""
+    positions: Tensor | None = None
+    """[T] int64 original positions, ascending, where a pruning prefill fed the layer only some of
+    the prompt's tokens; None: 0 .. T-1."""
+
+    @property
+    def query_heads(self) -> int:
+        """Q."""
+        return self.q_win.shape[0]
+
+    @property
+    def kv_heads(self) -> int:
+        """G."""
+        return self.k.shape[0]
+
+    @property
+    def tokens(self) -> int:
+        """T; the tokens this layer was fed, where the prefill pruned."""
+        return self.k.shape[1]
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """One prefill of a sample, shared by all methods and budgets that take it as it is.
+
+    It is the ordinary, uncompressed one unless a method prunes during the prefill.
+    """
+
+    layers: tuple[LayerState, ...]
+    """In model order."""
+    last_logits: Tensor
+    """[vocabulary] float32 logits after the last prefilled token."""
+    task_types: Mapping[str, str] = field(default_factory=dict)
+    """Task classifier -> `localization` or `aggregation`, for those asked for in `needs`."""
+    template_tokens: int = 0
+    """Leading tokens that are chat template, beginning of sequence included; where asked for."""
+
+    @property
+    def tokens(self) -> int:
+        """T, the tokens prefilled (the whole prompt, less what is fed after compression).
+
+        The first layer is always fed all of them.
+        """
+        return self.layers[0].tokens
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the native full cache of these tokens (Q queries and extras not counted)."""
+        return sum((s.k.nbytes + s.v.nbytes) // s.tokens * self.tokens for s in self.layers)

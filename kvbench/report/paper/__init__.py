@@ -1,0 +1,1 @@
+"""A paper's tables and figures beside ours."""

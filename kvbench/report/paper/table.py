@@ -1,0 +1,181 @@
+"""Our numbers beside those that a paper printed: ours, published, difference.
+
+Where ours come from (scores, speeds, a classifier's test) is `Numbers`' business. What differs in
+model, data, samples or protocol is said, and marked on every difference.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Protocol
+
+from kvbench.compress.budget import Budget
+from kvbench.report.paper.published import Figure, PublishedTable, published_table
+from kvbench.report.paper.shape import (
+    block_sheet,
+    blocks,
+    footnote_lines,
+    footnote_marks,
+    marks_within,
+)
+from kvbench.report.sheet import NOT_COMPARABLE, Cell, Sheet
+
+NEAR = 0.03
+"""How far a printed share may lie from the budget it was aimed at."""
+
+
+@dataclass(frozen=True)
+class Beside:
+    """What an experiment says of a paper's table."""
+
+    published: PublishedTable
+    rows: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Method and setting as printed -> our rows without their budget; of several, the best on each
+    task counts."""
+    scores: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    """Column as printed -> our task and metric, where it is not a task's main score."""
+
+    @classmethod
+    def of(cls, node: Mapping[str, Any] | None) -> Beside | None:
+        """Read an experiment's node; None where no table was printed."""
+        if node is None or "published" not in node:
+            return None
+        scores = {name: (task, metric) for name, (task, metric) in node.get("scores", {}).items()}
+        return cls(published_table(str(node["published"])), node.get("rows", {}), scores)
+
+    def names(self, figure: Figure) -> Sequence[str]:
+        """Our rows, without their budget, that stand for a printed one."""
+        printed = f"{figure.method} {figure.setting}".strip()
+        return self.rows.get(printed, self.rows.get(figure.method, ()))
+
+
+@dataclass(frozen=True)
+class Number:
+    """Ours for a printed one."""
+
+    value: float | None
+    """In the printed number's unit; None: not measured."""
+    partial: bool = False
+    """Whether samples are missing from it."""
+
+
+class Numbers(Protocol):
+    """What a run folder holds, as numbers to lay beside a paper's."""
+
+    @property
+    def card(self) -> tuple[str, ...]:
+        """What our numbers are worthless without."""
+
+    def ours(self, figure: Figure, beside: Beside, columns: set[str]) -> Number:
+        """Ours for a printed number, in a block with these columns."""
+
+    def obstacles(self, figure: Figure) -> list[str]:
+        """What keeps ours from being compared with it."""
+
+
+class Measured(Protocol):
+    """What was measured of a method at a budget."""
+
+    @property
+    def budget(self) -> Budget:
+        """What it was allowed to keep."""
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether no budget counts."""
+
+
+def at_budget(figure: Figure, rows: Sequence[Measured]) -> int | None:
+    """Place of the row whose budget a number was printed for; None where there is none."""
+    if rows and rows[0].is_baseline:
+        return 0
+    if figure.budget_tokens:
+        tokens = int(figure.budget_tokens)
+        return next((i for i, row in enumerate(rows) if row.budget.tokens == tokens), None)
+    share = float(figure.reserve_ratio.rstrip("%") or "nan") / 100
+    distances = [
+        (abs(row.budget.fraction - share), i)
+        for i, row in enumerate(rows)
+        if row.budget.fraction is not None
+    ]
+    distance, i = min(distances, default=(1.0, 0))
+    return i if distance <= NEAR else None
+
+
+def paper_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
+    """Return the paper's table with ours, published and difference in each cell."""
+    published = beside.published
+    marks = footnote_marks(published)
+    sheets = []
+    for block in blocks(published):
+        columns = _columns(f for line in block.lines for f in line.figures)
+        values = []
+        for line in block.lines:
+            here = marks_within(line, marks)
+            values.append(
+                [
+                    Cell("") if f is None else _cell(f, here.get(f, ""), beside, numbers, columns)
+                    for f in line.figures
+                ]
+            )
+        sheets.append(block_sheet(block, values, marks))
+    notes = ("In each cell: ours, published, difference.", *_differences(published, numbers))
+    notes += footnote_lines(published)
+    return [*sheets[:-1], replace(sheets[-1], notes=notes, card=numbers.card)]
+
+
+def paper_csv(beside: Beside, numbers: Numbers) -> str:
+    """One line for each printed number, with ours and what stands between them."""
+    out = io.StringIO()
+    names = [field.name for field in fields(Figure)]
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([*names, "ours", "difference", "not comparable"])
+    for block in blocks(beside.published):
+        printed = [f for line in block.lines for f in line.figures if f is not None]
+        columns = _columns(printed)
+        for figure in printed:
+            value = numbers.ours(figure, beside, columns).value
+            ours, difference = ("", "") if value is None else _texts(figure, value)
+            known = (getattr(figure, name) for name in names)
+            writer.writerow([*known, ours, difference, "; ".join(numbers.obstacles(figure))])
+    return out.getvalue()
+
+
+def _columns(figures: Iterable[Figure | None]) -> set[str]:
+    return {figure.task for figure in figures if figure is not None}
+
+
+def _cell(
+    figure: Figure, footnotes: str, beside: Beside, numbers: Numbers, columns: set[str]
+) -> Cell:
+    ours = numbers.ours(figure, beside, columns)
+    printed = figure.score + footnotes
+    if ours.value is None:
+        return Cell("-", printed)
+    mark = NOT_COMPARABLE if numbers.obstacles(figure) else ""
+    text, difference = _texts(figure, ours.value)
+    return Cell(text + "*" * ours.partial, f"{printed}\n{difference}{mark}")
+
+
+def _texts(figure: Figure, value: float) -> tuple[str, str]:
+    """Our number and its difference, in the printed number's digits."""
+    digits = len(figure.score.partition(".")[2])
+    return f"{value:.{digits}f}", f"{value - float(figure.score):+.{digits}f}"
+
+
+def _differences(published: PublishedTable, numbers: Numbers) -> list[str]:
+    obstacles = dict.fromkeys(o for figure in published.figures for o in numbers.obstacles(figure))
+    if not obstacles:
+        return []
+    ours: dict[str, list[str]] = {}
+    for obstacle in obstacles:  # those of several models differ in what was published alone
+        head, _, printed = obstacle.partition(", published ")
+        ours.setdefault(head, []).append(printed.removesuffix(")"))
+    told = [
+        head + (f", published {' and '.join(printed)})" if printed != [""] else "")
+        for head, printed in ours.items()
+    ]
+    return [f"{NOT_COMPARABLE} cannot be compared: {'; '.join(told)}."]

@@ -1,0 +1,1 @@
+"""The loop: sample, prompt, prefill, compress, decode, score, record."""

@@ -1,0 +1,77 @@
+"""Bytes that a prefill and a decode batch take, known before they are taken.
+
+Estimates, not measurements: what stays is counted tensor by tensor, what passes is one layer's
+activations. Knows nothing of methods.
+
+Letters: L layers, Q query heads, G KV heads, T prompt tokens, W window, D head dim.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kvbench.cache.store import Compressed
+from kvbench.model.loading import LoadedModel
+from kvbench.prefill.needs import Needs
+
+SHARE_OF_FREE = 0.9
+"""Of the free memory that a run lets itself take: estimates are not exact, others run too."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Memory of a device that can be taken now; on a GPU, what torch keeps unused counts as free.
+
+    Of a model spread over several devices this is asked of the first.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(free + kept)
+    import psutil
+
+    return int(psutil.virtual_memory().available)
+
+
+def bytes_to_take(model: LoadedModel) -> int:
+    """Memory that a run lets itself take beside the model."""
+    return int(free_bytes(model.device) * SHARE_OF_FREE)
+
+
+def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> int:
+    """Bytes at the peak of a prefill of `tokens` tokens that captures `needs`."""
+    g = model.geometry
+    config = model.network.config
+    element = model.network.dtype.itemsize
+    keys = g.layers * g.kv_heads * tokens * g.head_dim * element
+    kept = 2 * keys + keys * needs.pre_rope_keys
+    kept += g.layers * g.query_heads * min(needs.window, tokens) * g.head_dim * element
+    scores = g.query_heads * needs.column_sums + g.kv_heads * len(needs.reconstructions)
+    kept += 4 * g.layers * tokens * scores
+    moments = g.layers * g.query_heads * g.head_dim * (g.head_dim + 1)
+    kept += 4 * moments * len(needs.query_statistics)
+    # The widest moment of a layer: the residual and its norm beside either q, k, v and the
+    # attention's output, or the gate, the up projection and their product.
+    attention = 2 * (g.query_heads + g.kv_heads) * g.head_dim
+    passing = tokens * (2 * config.hidden_size + max(attention, 3 * config.intermediate_size))
+    return int(kept + passing * element)
+
+
+def decode_bytes(cache: Compressed, later_tokens: int, model: LoadedModel) -> int:
+    """Bytes of the rows that decoding from a cache attends to, with room for what follows.
+
+    Args:
+        cache: whatever it stores, decoding reads plain rows.
+        later_tokens: tokens fed and generated after compression.
+        model: its head dim and dtype.
+    """
+    row = 2 * model.geometry.head_dim * model.network.dtype.itemsize + 4  # a position is an int32
+    held = sum(s.kept_vectors // 2 + s.heads * later_tokens for s in cache.layers)
+    return int(held * row)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception says that memory ran out, on a GPU or not."""
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+        return True
+    # torch's CPU allocator has no exception of its own.
+    return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

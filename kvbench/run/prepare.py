@@ -1,0 +1,65 @@
+"""From a plan to samples, prompts and the end of their answers."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from kvbench.data.files import Source
+from kvbench.decode.greedy import Stop
+from kvbench.model.loading import LoadedModel, load_tokenizer
+from kvbench.plan.plan import Plan
+from kvbench.plan.protocol import Protocol
+from kvbench.tasks.prompt import Prompt, PromptRules, render
+from kvbench.tasks.task import Sample, Task
+
+
+def read_samples(plan: Plan) -> tuple[Source, dict[Task, tuple[Sample, ...]]]:
+    """Open a plan's data and read the samples of its tasks.
+
+    Raises:
+        UserError: the data cannot be used.
+    """
+    source = plan.suite.source(plan.data, hub_repo=plan.hub_repo, revision=plan.data_revision)
+    tokenizer = partial(load_tokenizer, plan.model)
+    found = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
+    return source, found
+
+
+def prompt_of(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
+    """The sample's prompt under the plan's protocol, known to fit with what is generated."""
+    protocol = plan.protocol
+    prompt = render(
+        sample,
+        model.tokenizer,
+        PromptRules(protocol.truncation, protocol.chat_template),
+        max_input_tokens=protocol.max_input_tokens,
+        context_limit=model.geometry.context,
+    )
+    model.check_length(len(prompt), sample.task.max_new_tokens)
+    return prompt
+
+
+def split_prompt(prompt: Prompt, protocol: Protocol) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Split the ids into what is prefilled and compressed, and what is fed after compression.
+
+    With `query_aware=false` the question is fed afterwards; with `first_token=compressed` at
+    least the last token is, so that nothing generated has seen an evicted row. At least one token
+    is prefilled.
+    """
+    border = len(prompt.ids) if protocol.query_aware else prompt.context_end
+    if protocol.first_token == "compressed":
+        border = min(border, len(prompt.ids) - 1)
+    border = max(1, border)
+    return prompt.ids[:border], prompt.ids[border:]
+
+
+def stop_rule(protocol: Protocol, task: Task, model: LoadedModel) -> Stop:
+    """When a generation of this task ends under this protocol."""
+    ids = set(model.eos_ids)
+    if protocol.stop == "tokenizer_eos":
+        ids = {model.tokenizer.eos_token_id}
+    newline = frozenset(model.tokenizer.encode("\n", add_special_tokens=False)[-1:])
+    if protocol.stops_at_newline(task) or task.one_line_answers:
+        ids |= newline
+    skipped = newline if task.one_line_answers else frozenset[int]()
+    return Stop(frozenset(ids), task.max_new_tokens, protocol.min_tokens(task), leading_ids=skipped)
