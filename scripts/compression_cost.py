@@ -28,10 +28,10 @@ import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from torch import Tensor
 
-from kvbench.compress.fit import fit_budget
 from kvbench.base import provenance
 from kvbench.classifier.trained import LOCALISATION
 from kvbench.compress.budget import Budget
+from kvbench.compress.fit import fit_budget
 from kvbench.compress.method import Method
 from kvbench.config.catalog import stated_methods
 from kvbench.config.planning import plan_from_config

@@ -41,7 +41,7 @@ class Fault:
 FAULTS = (
     Fault(
         "positions of generated tokens shifted by one",
-        "kvbench/decode.py",
+        "kvbench/decode/greedy.py",
         "at = positions + torch.arange(ids.shape[1])",
         "at = positions + 1 + torch.arange(ids.shape[1])",
     ),
@@ -53,31 +53,31 @@ FAULTS = (
     ),
     Fault(
         "scores of the layer before",
-        "kvbench/scoring.py",
+        "kvbench/compress/scoring.py",
         "with_window(self.rows_to_keep(layer, window, context)",
         "with_window(self.rows_to_keep(prefill.layers[len(layers) - 1], window, context)",
     ),
     Fault(
         "budget one token too large",
-        "kvbench/budget.py",
+        "kvbench/compress/budget.py",
         "return self.fraction * prompt_tokens / copies",
         "return self.fraction * prompt_tokens / copies + 1",
     ),
     Fault(
         "window not kept",
-        "kvbench/scoring.py",
+        "kvbench/compress/scoring.py",
         "rows = with_window(self.rows_to_keep(layer, window, context), layer.tokens, window)",
         "rows = self.rows_to_keep(layer, window, context + window)",
     ),
     Fault(
         "query heads grouped in the wrong order",
-        "kvbench/ops.py",
+        "kvbench/compress/scores.py",
         "scores.reshape(kv_heads, query_heads // kv_heads, rows).mean(1)",
         "scores.reshape(query_heads // kv_heads, kv_heads, rows).mean(0)",
     ),
     Fault(
         "metric without lower-casing",
-        "kvbench/score.py",
+        "kvbench/tasks/metrics.py",
         'return _ARTICLES.sub(" ", text.lower().translate(',
         'return _ARTICLES.sub(" ", text.translate(',
     ),
@@ -89,7 +89,7 @@ FAULTS = (
     ),
     Fault(
         "prompts truncated at the end",
-        "kvbench/prompt.py",
+        "kvbench/tasks/prompt.py",
         "first, last = tokens.ids[:half], tokens.ids[-half:]",
         "first, last = tokens.ids[:half], tokens.ids[half : 2 * half]",
     ),

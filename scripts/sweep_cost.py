@@ -29,8 +29,8 @@ import torch
 from compression_cost import cpu_seconds, planned, prompt_ids
 from torch import Tensor
 
+from kvbench.api import run_words
 from kvbench.base import provenance
-from kvbench.config.sweeper import run_words
 from kvbench.data.source import open_source
 from kvbench.decode.greedy import Stop
 from kvbench.model.loading import LoadedModel, load

@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from kvbench.records.header import SCHEMA
+from kvbench.records.header import SCHEMA, RunHeader, read_header
 from kvbench.records.record import Record
 from kvbench.tasks.longbench import LONGBENCH_16, LongBench
 
@@ -123,6 +123,11 @@ def header(
         "machine": {},
         **changes,
     }
+
+
+def typed_header() -> RunHeader:
+    """The header as readers see it."""
+    return read_header(Path("made"), header())
 
 
 def records(scores: Mapping[str, Mapping[str, Sequence[float]]], **changes: Any) -> list[Record]:

@@ -17,7 +17,7 @@ from kvbench.analysis.measures import (
     kept_masks,
     similar_pairs,
 )
-from kvbench.analysis.panels import BY_NAME, Panel
+from kvbench.analysis.panels import BY_NAME, PrefillPanel
 from kvbench.cli.main import app
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
@@ -73,7 +73,7 @@ def test_sparsity_counts_tokens_as_a_loop_does() -> None:
 
 @pytest.mark.parametrize("tokens", [2, 7, 63, 257])
 def test_similar_pairs_are_those_of_two_loops(tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvbench.analysis.measures._BLOCK", 50)
+    monkeypatch.setattr("kvbench.analysis.measures.BLOCK", 50)
     vectors = torch.randn(2, tokens, 3, generator=torch.Generator().manual_seed(tokens))
     above = pairs = 0
     for head in vectors:
@@ -140,7 +140,7 @@ def test_every_analysis_has_panels_of_one_shape_and_finite(name: str, prefill: P
 
 
 def test_the_same_panels_give_the_same_files(tmp_path: Path) -> None:
-    map_of = Panel("a", torch.rand(4, 4), (), "x", "y")
+    map_of = PrefillPanel("a", torch.rand(4, 4), (), "x", "y")
     for folder in ("one", "two"):
         write_figure([map_of, replace(map_of, title="b")], tmp_path / folder, "maps")
     files = sorted(path.name for path in (tmp_path / "one").iterdir())

@@ -127,12 +127,12 @@ def test_the_same_seed_trains_the_same_classifier(trained, kind, encoder, tmp_pa
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def test_tfidf_says_what_scikit_learn_says():
+def testtrained_tfidf_says_what_scikit_learn_says():
     pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    from kvbench.classifier.training import _tfidf
+    from kvbench.classifier.training import trained_tfidf
 
     rng = random.Random(1)
     words = [f"word{i}" for i in range(40)]
@@ -143,7 +143,7 @@ def test_tfidf_says_what_scikit_learn_says():
         )
         for i in range(120)
     ]
-    ours = _tfidf(examples, 0)
+    ours = trained_tfidf(examples, 0)
     vectorizer = TfidfVectorizer(analyzer=words_at_both_ends)
     features = vectorizer.fit_transform(e.text for e in examples)
     theirs = LogisticRegression(class_weight="balanced", max_iter=1000, random_state=0)

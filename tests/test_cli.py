@@ -137,7 +137,7 @@ def test_an_experiment_is_a_whole_run(elsewhere: Path) -> None:
     words = ["experiment=first-table", "model=tiny-random", "task=hotpotqa", "limit=1"]
     done("run", *words, "method=streamingllm")
     (shard,) = read_shards(Path("results/runs/tiny-random-sample-official"))
-    labels = [v["label"] for v in shard.header["variants"]]
+    labels = [v.label for v in shard.header.variants]
     assert labels == ["fullkv", "streamingllm@0.2", "streamingllm@0.4"]
 
 
@@ -148,8 +148,8 @@ def test_a_config_folder_of_the_users_own_adds_choices(elsewhere: Path) -> None:
     words = ["method=nine", "model=tiny-random", "task=hotpotqa", "limit=1"]
     done("run", *words, "--config-dir", "mine")
     (shard,) = read_shards(Path("results/runs/tiny-random-sample-official"))
-    assert shard.header["variants"][1]["label"] == "nine@0.2"
-    assert shard.header["variants"][1]["config"] == {"sinks": 9}
+    assert shard.header.variants[1].label == "nine@0.2"
+    assert shard.header.variants[1].config == {"sinks": 9}
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_random_vectors_get_the_naive_book(n, theta):
 def test_blocks_of_similarities_change_nothing(monkeypatch):
     unit = _clustered(257, 6, seed=3)
     whole = greedy_cover(unit, 0.95)
-    monkeypatch.setattr(codebook, "_BLOCK", 64)
+    monkeypatch.setattr(codebook, "BLOCK", 64)
     blocked = greedy_cover(unit, 0.95)
     assert torch.equal(whole[0], blocked[0])
     assert torch.equal(whole[1], blocked[1])

@@ -14,6 +14,7 @@ from conftest import one_line
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
+from kvbench.api import run_words
 from kvbench.base.errors import UserError
 from kvbench.cache.ledger import ledger
 from kvbench.compress.budget import Budget
@@ -21,14 +22,14 @@ from kvbench.compress.fit import fit_budget
 from kvbench.compress.method import Method
 from kvbench.config.objects import instantiated
 from kvbench.config.planning import plan_from_config
-from kvbench.config.sweeper import folded_jobs, run_words
+from kvbench.config.sweeper import folded_jobs
 from kvbench.config.words import hydra_words
 from kvbench.methods.adakv import AdaKV, blended_shares, free_shares
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
-from kvbench.plan.plan import Plan, _code_version
+from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
 
 
@@ -107,31 +108,6 @@ def test_the_record_key_follows_the_base(composing):
     words = [[], ["method/base=pyramidkv"], ["method.base.window=8"]]
     digests = {only_variant("method=adakv", *w).digest for w in words}
     assert len(digests) == 3
-
-
-def test_the_code_version_covers_the_classes_a_method_inherits_from(tmp_path, monkeypatch):
-    source = "\n".join(
-        [
-            "from dataclasses import dataclass",
-            "from kvbench.methods.snapkv import SnapKV",
-            "@dataclass(frozen=True)",
-            "class Child(SnapKV):",
-            "    pass",
-        ]
-    )
-    (tmp_path / "child_method.py").write_text(source, encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    from child_method import Child
-
-    import kvbench.methods.snapkv as parent
-
-    before = _code_version(Child)
-    edited = tmp_path / "snapkv.py"
-    edited.write_text(Path(parent.__file__).read_text(encoding="utf-8") + "#\n", encoding="utf-8")
-    monkeypatch.setattr(parent, "__file__", str(edited))
-    _code_version.cache_clear()
-    assert _code_version(Child) != before
-    _code_version.cache_clear()
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def test_every_method_file_says_where_it_differs():
 
 def test_the_readmes_own_method_runs_from_outside(tmp_path, monkeypatch):
     """The file and the YAML as printed, in another package, through --config-dir."""
-    from kvbench.config.sweeper import run_words
+    from kvbench.api import run_words
     from kvbench.records.reader import distinct, read_shards
 
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

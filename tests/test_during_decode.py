@@ -49,13 +49,7 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
     hook = model.network.register_forward_hook(lambda _m, _a, out: logits.append(out.logits[0, -1]))
 
     def look(run: Rows) -> None:
-        held.append(
-            [
-                [p.tolist() for (_, _, at, n) in g._buffers for p in at[0, :, : n + g.waiting]]
-                for groups in run._layers
-                for g in groups
-            ]
-        )
+        held.append([[p.tolist() for at in bands for p in at[0]] for bands in run.held_positions()])
 
     merge = Rows.merge_full_tails
 

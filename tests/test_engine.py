@@ -20,9 +20,10 @@ from rich.console import Console
 from slurm_on_loopback import PROGRAMS, program, running_slurm
 from typer.testing import CliRunner
 
+from kvbench.api import run_words
 from kvbench.base.progress import Progress
 from kvbench.cli.main import app
-from kvbench.config.sweeper import dealt, run_words
+from kvbench.config.sweeper import dealt
 from kvbench.records.reader import distinct, read_shards
 from kvbench.run.loop import interleaved
 from kvbench.tasks.longbench import LongBench
@@ -212,7 +213,7 @@ def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
     counted = []
     real = capturing.capture
     monkeypatch.setattr(
-        capturing, "capture", lambda *a: counted.append(len(a[1])) or real(*a), raising=True
+        "kvbench.prefill.disk.capture", lambda *a: counted.append(len(a[1])) or real(*a)
     )
     words = ["model=tiny-random", "model.device=cpu", "task=qasper", "limit=1", "budget=0.3"]
     kept = f"prefill_cache={tmp_path / 'prefills'}"

@@ -215,7 +215,7 @@ def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> 
     data = {**header()["data"], "setting": "sample"}
     scores = {"fullkv": {task: [0.25] for task in SIX}}
     table = small_table(tmp_path, scores, data=data)
-    table.headers[-1]["config"]["limit"] = 2
+    table.headers[-1].stated["limit"] = 2
     (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
     assert sheet.rows[0].cells[3].below == "24.50\n+0.50†"
     (note,) = (note for note in sheet.notes if note.startswith("†"))
@@ -233,7 +233,7 @@ def test_a_changed_field_of_the_papers_protocol_is_marked(tmp_path: Path) -> Non
     table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
     (paper,) = (choice.config for choice in choices("protocol") if choice.name == "paper")
     for changed, marks in (({}, 0), ({"max_new_tokens": 16}, 1)):
-        table.headers[-1]["config"]["protocol"] = {**paper, **changed}
+        table.headers[-1].stated["protocol"] = {**paper, **changed}
         (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
         said = [note for note in sheet.notes if "other protocol (ours max_new_tokens=16)" in note]
         assert len(said) == marks

@@ -93,7 +93,7 @@ def test_a_gguf_file_is_converted_once_to_what_transformers_reads(
     assert model.tokenizer.tokenize("112") == ["1", "1", "2"]
     (folder,) = (cache / "models").iterdir()
     written = (folder / "model.safetensors").stat().st_mtime_ns
-    model_module._loaded.clear()
+    model_module.forget_loaded()
     load(spec)
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 

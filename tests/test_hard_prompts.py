@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from kvbench.config.sweeper import run_words
+from kvbench.api import run_words
 from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
 from kvbench.records.reader import distinct, read_shards
 from kvbench.records.record import Record
@@ -151,9 +151,8 @@ def test_a_prompt_without_finite_keys_fails_alone_and_names_the_layer(
 ) -> None:
     data = write_data(tmp_path / "data", {"good": "days", "bad": "Zays", "better": "ways"})
     words = ["model=custom", f"model.path={poisoned}", "model.name=poisoned", "model.device=cpu"]
-    with pytest.raises(SystemExit) as ended:
-        run_words([*words, "task=hotpotqa", f"data={data}", f"out={tmp_path / 'run'}"])
-    assert ended.value.code == 1
+    (job,) = run_words([*words, "task=hotpotqa", f"data={data}", f"out={tmp_path / 'run'}"])
+    assert job.value.failed == 2, "FullKV and the method, of one sample of three"
     errors = {r.sample: r.error for r in records_of(tmp_path / "run")}
     assert errors["good"] is None and errors["better"] is None
     assert "keys of layer 0 hold NaN or infinity" in str(errors["bad"])

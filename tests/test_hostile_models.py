@@ -177,8 +177,6 @@ def test_odd_json_of_a_model_folder_loads_or_is_one_line(plain: Path, data: st.D
 
 def test_a_classifiers_folder_runs_no_code(tmp_path: Path) -> None:
     (tmp_path / "foreign.py").write_text(CODE, encoding="utf-8")
-    manifest = {"kind": classifier.ENCODER, "digest": "0"}
-    (tmp_path / classifier.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps(Bomb(tmp_path / "it-ran")))
     configs: tuple[dict[str, object], ...] = (
         {"model_type": "foreign", "auto_map": MODULES},
@@ -187,7 +185,8 @@ def test_a_classifiers_folder_runs_no_code(tmp_path: Path) -> None:
     )
     for config in configs:
         (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        classifier._load.cache_clear()
+        manifest = {"kind": classifier.ENCODER, "digest": json.dumps(config)}
+        (tmp_path / classifier.MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         with pytest.raises(UserError) as error:
             classifier.load(str(tmp_path))
         assert "cannot be loaded" in one_line(error)

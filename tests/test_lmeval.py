@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -24,11 +24,13 @@ from lm_eval.tasks import TaskManager
 
 from kvbench.base.errors import UserError
 from kvbench.cli.main import app
+from kvbench.config.sweeper import plans_of_words
 from kvbench.lmeval import answers as answering
 from kvbench.lmeval.command import own_words, run_lm_eval
-from kvbench.lmeval.model import KVBench, plan_of_words
+from kvbench.lmeval.model import KVBench
 from kvbench.model.loading import LoadedModel
 from kvbench.model.random import byte_tokenizer, random_llama
+from kvbench.plan.plan import Plan
 from kvbench.prefill.capture import capture
 from kvbench.records.reader import distinct, lines_of_kind, read_shards
 from kvbench.records.record import Record
@@ -160,7 +162,7 @@ def stock_tiny() -> HFLM:
 
 
 def ours(*words: str) -> KVBench:
-    return KVBench(plan_of_words([*TINY, *words]))
+    return KVBench(plan_of([*TINY, *words]))
 
 
 @pytest.mark.parametrize(
@@ -212,10 +214,15 @@ def test_every_token_of_a_continuation_is_predicted_from_the_compressed_cache(ti
     assert abs(likelihood - float(logits[65])) > 0.01
 
 
+def plan_of(words: Sequence[str]) -> Plan:
+    """The plan of one variant."""
+    return plans_of_words([*words, "baseline=false"])[0]
+
+
 def scores(lm: KVBench, context: list[int], *continuations: list[int]) -> list[tuple[float, bool]]:
     """What lm-eval is told of token ids."""
     requests = [(("context", f"{ids}"), context, ids) for ids in continuations]
-    return lm._loglikelihood_tokens(requests, disable_tqdm=True)
+    return lm.likelihoods(requests, disable_tqdm=True)
 
 
 def test_a_context_of_one_token_predicts_the_first_token_itself(tiny):
@@ -231,7 +238,7 @@ def test_continuations_scored_a_few_at_a_time_score_the_same(monkeypatch):
     rows = [list(range(60, 60 + n)) for n in (1, 4, 2, 9, 3)]
     words = ["method=snapkv", "budget=0.4"]
     together = scores(ours(*words), list(range(40, 140)), *rows)
-    monkeypatch.setattr(answering, "_MOST_LOGITS", 2 * 10 * 264)
+    monkeypatch.setattr(answering, "MOST_LOGITS", 2 * 10 * 264)
     lm = ours(*words)
     apart = scores(lm, list(range(40, 140)), *rows)
     assert {answer.width for answer in lm.answers.values()} == {1, 2}
@@ -264,7 +271,7 @@ def test_variants_that_hold_the_whole_prompt_share_one_uncompressed_cache(monkey
         lambda model, ids, needs, plan: needed.append(needs) or capture(model, ids, needs, plan),
     )
     words = [["method=h2o", f"budget={budget}"] for budget in (512, 64, 1.0)]
-    plans = [plan_of_words([*TINY, *row]) for row in words]
+    plans = [plan_of([*TINY, *row]) for row in words]
     lm = KVBench(replace(plans[0], variants=tuple(plan.variants[0] for plan in plans)))
     scores(lm, list(range(3, 63)), [65, 66, 67])
     assert len(lm.answers) == 3
@@ -436,7 +443,7 @@ def test_prefills_that_were_kept_serve_another_days_methods(elsewhere, local_tas
     words = ["tasks=endings,writing", "prefill_cache=kept", "budget=0.5"]
     first = run_local(local_tasks, *words, "method=snapkv", flags=tuple(SHORT))
     assert first.exit_code == 0, first.output
-    monkeypatch.setattr("kvbench.prefill.capture.capture", _fails)
+    monkeypatch.setattr("kvbench.prefill.disk.capture", _fails)
     second = run_local(local_tasks, *words, "method=streamingllm", flags=tuple(SHORT))
     assert second.exit_code == 0, second.output
     assert {r.method for r in records_of("run")} == {"snapkv", "streamingllm"}
@@ -450,9 +457,10 @@ def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
     assert plain.exit_code == 0
     lengths = {}
     for shard in read_shards(Path("run")):
-        protocol = shard.header["protocol"]
-        lengths[protocol["num_fewshot"]] = [r.prompt_tokens for r in shard.records]
-        assert protocol["chat_template"] == ("official" if protocol["num_fewshot"] else "none")
+        protocol = shard.header.protocol
+        shots = protocol.further["num_fewshot"]
+        lengths[shots] = [r.prompt_tokens for r in shard.records]
+        assert protocol.chat_template == ("official" if shots else "none")
     assert all(a > b for a, b in zip(lengths[1], lengths[None], strict=True))
     shown = CliRunner().invoke(app, ["report", "run"]).stdout
     assert 'lm-eval: few-shot 1, fewshot_as_multiturn true, system_instruction "Be brief."' in shown
@@ -596,10 +604,10 @@ def test_on_the_embedded_model_fullkv_equals_lm_evals_own_and_a_third_differs(
 ):
     stock = HFLM(pretrained=stock_smollm2(smollm2), tokenizer=smollm2.tokenizer, batch_size=2)
     words = ["model=smollm2-135m", "model.device=cpu"]
-    full = KVBench(plan_of_words([*words, "method=fullkv"]))
+    full = KVBench(plan_of([*words, "method=fullkv"]))
     expected = evaluated(stock, local_tasks, ALL, bootstrap_iters=0)
     assert_same_answers(evaluated(full, local_tasks, ALL, bootstrap_iters=0), expected)
-    third = KVBench(plan_of_words([*words, "method=streamingllm", "budget=0.3"]))
+    third = KVBench(plan_of([*words, "method=streamingllm", "budget=0.3"]))
     found = evaluated(third, local_tasks, ALL, bootstrap_iters=0)
     for name in ALL:
         told = [s["resps"] for s in found["samples"][name]]

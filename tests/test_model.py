@@ -207,10 +207,10 @@ def test_the_same_seed_gives_the_same_random_model_and_leaves_the_generator_alon
     torch.manual_seed(7)
     expected = torch.rand(1)
     torch.manual_seed(7)
-    model_module._loaded.clear()
+    model_module.forget_loaded()
     first = load(shipped_spec("tiny-random", device="cpu"))
     assert torch.equal(torch.rand(1), expected)
-    model_module._loaded.clear()
+    model_module.forget_loaded()
     second = load(shipped_spec("tiny-random", device="cpu"))
     assert first is not second
     for a, b in zip(first.network.parameters(), second.network.parameters(), strict=True):

@@ -320,7 +320,7 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
     out = tmp_path / "run"
     assert cli(*TINY, *SMALL, f"haystack={folder}", f"out={out}").exit_code == 0
     (shard,) = read_shards(out)
-    assert shard.header["data"]["setting"] == "needle-essays"
+    assert shard.header.data.setting == "needle-essays"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.report.paper.drawing import draw
-from kvbench.report.paper.figure import FigureSpec, Part, figure_csv, figure_sheets, parts
+from kvbench.report.paper.figure import FigurePart, FigureSpec, figure_csv, figure_sheets, parts
 from kvbench.report.table.table import Table, tables_of
 
 ALONE = "kvcrush@512[base=h2o_kvf,share=0.0]"
@@ -55,7 +55,7 @@ def tables(tmp_path: Path) -> list[Table]:
     return tables_of(tmp_path / "run")
 
 
-def values(part: Part) -> dict[tuple[str, str, str], float | None]:
+def values(part: FigurePart) -> dict[tuple[str, str, str], float | None]:
     return {
         (point.series, point.x, column.name): point.value
         for row in part.points

@@ -16,7 +16,6 @@ from kvbench.base.errors import UserError
 from kvbench.base.hashing import fingerprint
 from kvbench.config.planning import plan_from_config
 from kvbench.config.sweeper import folded_jobs
-from kvbench.plan.keys import record_key
 from kvbench.plan.plan import Plan
 from kvbench.tasks.task import Sample
 
@@ -215,7 +214,7 @@ def test_a_method_of_the_users_own_runs_when_allowed(
 def test_whatever_changes_a_result_changes_its_key(words: tuple[str, ...]) -> None:
     base = plan_of("method=snapkv", "budget=0.2", "baseline=false")
     other = plan_of("method=snapkv", "budget=0.2", "baseline=false", *words)
-    keys = {record_key(p, p.variants[0], a_sample(p)) for p in (base, other)}
+    keys = {p.record_key(p.variants[0], a_sample(p)) for p in (base, other)}
     assert len(keys) == 2
 
 
@@ -233,7 +232,7 @@ def test_whatever_changes_a_result_changes_its_key(words: tuple[str, ...]) -> No
 def test_whatever_cannot_change_a_result_leaves_its_key(words: tuple[str, ...]) -> None:
     base = plan_of("method=snapkv", "baseline=false")
     other = plan_of("method=snapkv", "baseline=false", *words)
-    keys = {record_key(p, p.variants[0], a_sample(p)) for p in (base, other)}
+    keys = {p.record_key(p.variants[0], a_sample(p)) for p in (base, other)}
     assert len(keys) == 1
 
 
@@ -248,7 +247,7 @@ def test_the_key_covers_the_samples_content() -> None:
         {"fields": {"length": 4}},
         {"task": plan.tasks[1]},
     ]
-    keys = {record_key(plan, plan.variants[0], a_sample(plan, **c)) for c in changes}
+    keys = {plan.record_key(plan.variants[0], a_sample(plan, **c)) for c in changes}
     assert len(keys) == len(changes)
 
 
@@ -258,7 +257,7 @@ def test_a_samples_content_is_hashed_once_for_all_variants(monkeypatch) -> None:
     fields = property(lambda sample: hashed.append(sample.id) or {})
     monkeypatch.setattr(Sample, "scored_fields", fields)
     sample = a_sample(plan)
-    assert len({record_key(plan, variant, sample) for variant in plan.variants}) == 2
+    assert len({plan.record_key(variant, sample) for variant in plan.variants}) == 2
     assert hashed == [sample.id]
 
 

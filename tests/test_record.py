@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from handmade import A_RECORD, header, write_shard
+from handmade import A_RECORD, header, typed_header, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -31,9 +31,9 @@ WRITE_FOREVER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from handmade import A_RECORD, header
+from handmade import A_RECORD, typed_header
 from kvbench.records.writer import Writer
-with Writer(Path(sys.argv[1]), header()) as writer:
+with Writer(Path(sys.argv[1]), typed_header()) as writer:
     for i in range(10**9):
         writer.append(replace(A_RECORD, key=f"{sys.argv[2]} {i}", prediction="x" * 5000))
 """
@@ -46,28 +46,28 @@ def shard_of(folder: Path) -> Path:
 
 def test_a_written_record_reads_back_equal(tmp_path: Path) -> None:
     record = dataclasses.replace(A_RECORD, prediction='猫 "quoted"\r\n\u2028 end')
-    with Writer(tmp_path / "run", header()) as writer:
+    with Writer(tmp_path / "run", typed_header()) as writer:
         writer.append(record)
     (shard,) = read_shards(tmp_path / "run")
     assert shard.records == (record,)
-    assert shard.header == header()
+    assert shard.header == typed_header()
 
 
 def test_a_lone_surrogate_in_a_prediction_can_be_written(tmp_path: Path) -> None:
-    with Writer(tmp_path, header()) as writer:
+    with Writer(tmp_path, typed_header()) as writer:
         writer.append(dataclasses.replace(A_RECORD, prediction="a\ud800b"))
     (shard,) = read_shards(tmp_path)
     assert shard.records[0].prediction == "a?b"
 
 
 def test_nothing_is_created_before_the_first_record(tmp_path: Path) -> None:
-    with Writer(tmp_path / "a" / "run", header()):
+    with Writer(tmp_path / "a" / "run", typed_header()):
         pass
     assert list(tmp_path.iterdir()) == []
 
 
 def test_every_writer_has_its_own_shard(tmp_path: Path) -> None:
-    with Writer(tmp_path, header()) as one, Writer(tmp_path, header()) as other:
+    with Writer(tmp_path, typed_header()) as one, Writer(tmp_path, typed_header()) as other:
         one.append(A_RECORD)
         other.append(dataclasses.replace(A_RECORD, key="k2"))
     assert len(read_shards(tmp_path)) == 2
@@ -106,12 +106,12 @@ def test_a_folder_that_does_not_exist_has_no_done_keys(tmp_path: Path) -> None:
 def test_out_below_a_file_is_refused_before_anything_runs(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x", encoding="utf-8")
     with pytest.raises(UserError, match="out=PATH"):
-        Writer(tmp_path / "file" / "run", header())
+        Writer(tmp_path / "file" / "run", typed_header())
 
 
 def test_a_folder_where_no_file_can_be_made_is_refused() -> None:
     with pytest.raises(UserError, match="cannot write records to"):
-        Writer(Path("/proc/self/run"), header())
+        Writer(Path("/proc/self/run"), typed_header())
 
 
 def test_a_full_disk_is_one_line_and_leaves_no_torn_record(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_the_readme_explains_every_entry_of_a_real_header() -> None:
 def test_a_line_beyond_the_longest_is_skipped_and_what_follows_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvbench.records.record.LONGEST_LINE", 10_000)
+    monkeypatch.setattr("kvbench.records.reader.LONGEST_LINE", 10_000)
     path = write_shard(tmp_path, header(samples=1), [A_RECORD])
     good = path.read_bytes()
     endless = b'{"kind": "record", "key": "' + b"x" * 40_000 + b'"}\n'

@@ -12,10 +12,11 @@ from handmade import A_RECORD, PROTOCOL, header, records, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.cli.main import app
+from kvbench.report.run import newest_run
 from kvbench.report.sheets.card import notes
 from kvbench.report.table.columns import best_rows, columns_of
 from kvbench.report.table.comparison import score_interval
-from kvbench.report.table.table import Table, newest_run, tables_of
+from kvbench.report.table.table import Table, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
@@ -241,7 +242,7 @@ def test_without_a_path_the_newest_run_is_reported(
     assert "no run in" in refused("report").stderr
     write_shard(tmp_path / "results/runs/old", header(), [A_RECORD])
     shard = write_shard(tmp_path / "results/runs/new", header(), [A_RECORD])
-    assert newest_run(tmp_path / "results/runs") == shard.parent
+    assert newest_run(tmp_path / "results/runs").folder == shard.parent
 
 
 def test_rescoring_counts_the_scores_that_changed(tmp_path: Path) -> None:

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import CONF, one_line, shipped_spec
-from handmade import header, records, write_shard
+from handmade import header, records, typed_header, write_shard
 from typer.testing import CliRunner, Result
 
-from kvbench.analysis.speed import _Peak, measured_speed
+from kvbench.analysis.speed import PeakMemory, measured_speeds
 from kvbench.base.errors import UserError
 from kvbench.base.progress import Progress
 from kvbench.cli.main import app
@@ -22,6 +21,7 @@ from kvbench.model.loading import LoadedModel, load
 from kvbench.model.spec import ModelSpec, model_identity
 from kvbench.plan.variant import Variant
 from kvbench.records.speed import Lengths, Speed, SpeedRun
+from kvbench.records.writer import Writer
 from kvbench.report.paper.speed import SpeedNumbers
 from kvbench.report.paper.table import Beside
 from kvbench.report.sheets.speed import speed_runs
@@ -43,7 +43,7 @@ def variants(*methods: object) -> list[Variant]:
 
 def test_every_variant_is_timed_and_weighed(tiny: LoadedModel) -> None:
     chosen = variants(FullKV(), SnapKV(window=8), PyramidInfer())
-    full, snap, pyramid = measured_speed(tiny, chosen, Lengths(256, 8, 1), Progress("m", 3))
+    full, snap, pyramid = measured_speeds(tiny, chosen, Lengths(256, 8, 1), Progress("m", 3))
     for speed in (full, snap, pyramid):
         assert speed.prefill_s > 0 and speed.decode_s > 0 and speed.compress_s >= 0
         assert speed.native_bytes == full.cache_bytes
@@ -53,14 +53,14 @@ def test_every_variant_is_timed_and_weighed(tiny: LoadedModel) -> None:
 
 def test_lengths_beyond_the_context_are_refused(tiny: LoadedModel) -> None:
     with pytest.raises(UserError) as error:
-        measured_speed(tiny, variants(FullKV()), Lengths(8193, 8, 1), Progress("m", 1))
+        measured_speeds(tiny, variants(FullKV()), Lengths(8193, 8, 1), Progress("m", 1))
     assert "8193" in one_line(error)
 
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_the_peak_is_what_was_taken_at_most_and_not_what_was_taken_before() -> None:
     torch.ones(60_000_000)
-    peak = _Peak(torch.device("cpu"))
+    peak = PeakMemory(torch.device("cpu"))
     held = torch.ones(20_000_000)
     del held
     found = peak.above_start()
@@ -136,9 +136,12 @@ def test_scores_and_speeds_of_one_folder_are_both_reported(tmp_path: Path) -> No
     ],
 )
 def test_a_damaged_line_of_speeds_is_skipped(tmp_path: Path, damage: dict[str, object]) -> None:
-    speed = Speed("fullkv", "fullkv", "1", 1.0, 0.0, 1.0, 1, 1, None)
+    speed = Speed("fullkv", "fullkv", "fullkv", Budget(fraction=1.0), True, 1.0, 0.0, 1.0, 1, 1, None)
     run = SpeedRun("m", "w", Lengths(8, 4, 1), (speed,), {}, {})
-    whole = {"kind": "speed", **json.loads(json.dumps(asdict(run)))}
+    with Writer(tmp_path / "written", typed_header()) as writer:
+        run.write(writer)
+    (written,) = (tmp_path / "written").iterdir()
+    whole = json.loads(written.read_text().splitlines()[1])
     lines = [header(), {**whole, **damage}]
     (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
     assert speed_runs(tmp_path) == []
@@ -147,7 +150,7 @@ def test_a_damaged_line_of_speeds_is_skipped(tmp_path: Path, damage: dict[str, o
 
 
 def test_throughput_is_all_tokens_over_all_time() -> None:
-    speed = Speed("windowkv@512", "windowkv", "512", 5.0, 1.0, 2.0, 1, 2, None)
+    speed = Speed("windowkv@512", "windowkv", "windowkv", Budget(tokens=512), False, 5.0, 1.0, 2.0, 1, 2, None)
     lengths = Lengths(7950, 242, 10)
     run = SpeedRun("llama3-8b-instruct", "w", lengths, (speed,), {"gpu": "NVIDIA A100 40G"}, {})
     beside = Beside.of({"published": "windowkv/table2", "rows": {"WindowKV": ["windowkv"]}})

@@ -102,7 +102,7 @@ def test_a_stratum_weighs_the_same_whatever_its_size() -> None:
 def test_the_same_numbers_give_the_same_interval() -> None:
     strata = random_strata(5, 9)
     first = mean_interval(strata)
-    stats._draws.cache_clear()
+    stats.draws.cache_clear()
     assert mean_interval(strata) == first
 
 

@@ -18,7 +18,7 @@ from kvbench.prefill.state import LayerState
 ATTENTION_SHARE = 0.95
 """Tokens that hold this share of all attention count as attended to."""
 
-_BLOCK = 1024
+BLOCK = 1024
 """Rows compared at a time."""
 
 
@@ -54,8 +54,8 @@ def similar_pairs(vectors: Tensor, threshold: float) -> float:
     unit = F.normalize(vectors.float(), dim=-1)
     heads, tokens, _ = unit.shape
     above = 0
-    for first in range(0, tokens, _BLOCK):
-        rows = unit[:, first : first + _BLOCK]
+    for first in range(0, tokens, BLOCK):
+        rows = unit[:, first : first + BLOCK]
         cosines = rows @ unit.transpose(1, 2)
         # Each pair once, no vector with itself.
         above += int((cosines.triu(first + 1) > threshold).sum())

@@ -106,7 +106,7 @@ def measured_speeds(
         progress.sample(variant.label)
         progress.phase("warming up")
         _round(model, variant, ids, lengths.generate)
-        memory = _Peak(model.device)
+        memory = PeakMemory(model.device)
         rounds = []
         for number in range(1, lengths.repeats + 1):
             progress.phase(f"round {number} of {lengths.repeats}")
@@ -154,7 +154,7 @@ def _now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-class _Peak:
+class PeakMemory:
     """The most memory taken from here on, beyond what is taken now."""
 
     def __init__(self, device: torch.device) -> None:

@@ -20,7 +20,7 @@ from kvbench.cache.store import Band, Store, Tail
 from kvbench.prefill.selection import union_of_rows
 from kvbench.prefill.state import LayerState, Rotary
 
-_BLOCK = 512  # rows of one similarity block; a multiple of 8, so that packed blocks align
+BLOCK = 512  # rows of one similarity block; a multiple of 8, so that packed blocks align
 _GONE = -(2**62)  # key of a vertex that was taken: no sum of degrees brings it back to 0
 
 
@@ -32,10 +32,10 @@ def packed_adjacency(unit: Tensor, theta: float) -> npt.NDArray[np.uint8]:
     """
     n = unit.shape[0]
     packed = np.zeros((n, (n + 7) // 8), np.uint8)
-    for top in range(0, n, _BLOCK):
-        rows = unit[top : top + _BLOCK]
-        for left in range(top, n, _BLOCK):
-            above = (rows @ unit[left : left + _BLOCK].T > theta).cpu().numpy()
+    for top in range(0, n, BLOCK):
+        rows = unit[top : top + BLOCK]
+        for left in range(top, n, BLOCK):
+            above = (rows @ unit[left : left + BLOCK].T > theta).cpu().numpy()
             if left == top:
                 above = np.triu(above, 1)
                 above |= above.T
@@ -138,10 +138,10 @@ def _submatrix(
     blocks = [
         np.packbits(
             # `take` is four times as fast as indexing with `[:, among]`.
-            np.unpackbits(packed[among[top : top + _BLOCK]], axis=1, count=count).take(among, 1),
+            np.unpackbits(packed[among[top : top + BLOCK]], axis=1, count=count).take(among, 1),
             axis=1,
         )
-        for top in range(0, len(among), _BLOCK)
+        for top in range(0, len(among), BLOCK)
     ]
     return np.concatenate(blocks) if blocks else packed[:0]
 

@@ -99,7 +99,7 @@ def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut
     training_set, held_out = split(examples, training.seed)
     classifier: TfidfClassifier | EncoderClassifier
     if training.encoder is None:
-        classifier = _tfidf(training_set, training.seed)
+        classifier = trained_tfidf(training_set, training.seed)
     else:
         classifier = _fine_tuned(training.encoder, training_set, training)
     found = held_out_scores(classifier, held_out)
@@ -183,7 +183,7 @@ def held_out_scores(classifier: TaskClassifier, examples: Sequence[Example]) -> 
     )
 
 
-def _tfidf(examples: Sequence[Example], seed: int) -> TfidfClassifier:
+def trained_tfidf(examples: Sequence[Example], seed: int) -> TfidfClassifier:
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression

@@ -55,15 +55,6 @@ def say_what_was_done(results: Sequence[JobResult]) -> None:
                 typer.echo(f"{folder}: {made}; kvbench report {folder}")
         counted = [result.value for result in here if isinstance(result.value, Summary)]
         if counted:
-            done = sum(counted[1:], start=counted[0])
-            typer.echo(
-                f"{folder}: {done.computed} results recorded, {done.failed} of them failed,"
-                f" {done.known} known before; kvbench report {folder}"
-            )
-            if done.failed_before:
-                typer.echo(
-                    f"{done.failed_before} results failed before: --retry-failed computes them"
-                    " again"
-                )
+            say(sum(counted[1:], start=counted[0]).text(folder))
     if any(isinstance(result.value, Summary) and result.value.failed for result in results):
         raise typer.Exit(1)

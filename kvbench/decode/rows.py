@@ -94,6 +94,15 @@ class Rows:
                 if store.next_position is not None:
                     yield row, store.next_position + group.waiting
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, head-room included."""
+        return sum(group.nbytes for groups in self._layers for group in groups)
+
+    def held_positions(self) -> list[list[Tensor]]:
+        """Positions of the rows attended to: by layer, [V', h, n] for each band of each group."""
+        return [[at for g in groups for at in g.positions] for groups in self._layers]
+
     def tail_bytes(self, row: int) -> int:
         """Bytes one variant holds beyond its compressed prompt."""
         total = 0
@@ -151,6 +160,16 @@ class _Group:
     def is_full(self) -> bool:
         """Whether the tail has reached the size at which the stores absorb it."""
         return 0 < self._every <= self.waiting
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the buffers, head-room included."""
+        return sum(k.nbytes + v.nbytes + at.nbytes for k, v, at, _ in self._buffers)
+
+    @property
+    def positions(self) -> list[Tensor]:
+        """[Vg, h, n] of each band: positions of the rows held."""
+        return [at[:, :, : n + self.waiting] for _, _, at, n in self._buffers]
 
     @property
     def waiting_bytes(self) -> int:

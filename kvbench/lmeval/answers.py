@@ -23,7 +23,7 @@ from kvbench.plan.variant import Variant
 from kvbench.run.caches import TakePrefill
 from kvbench.run.sample import Outcome, Ready, Watcher, Work, compressed_batches, evaluate
 
-_MOST_LOGITS = 2**27
+MOST_LOGITS = 2**27
 """Logits computed at once when continuations are scored: half a GiB in float32."""
 
 
@@ -143,7 +143,7 @@ def _alike(variants: Sequence[Variant], tokens: int) -> dict[str, tuple[Variant,
 def _rows_at_once(work: Work, found: Sequence[Ready], longest: int) -> int:
     """Rows that are scored together, at least one: bounded by memory and by logits."""
     by_memory = work.memory_bytes // max(ready.nbytes for ready in found)
-    by_logits = _MOST_LOGITS // ((len(work.feed) + longest) * found[0].logits.numel())
+    by_logits = MOST_LOGITS // ((len(work.feed) + longest) * found[0].logits.numel())
     return max(1, min(by_memory, by_logits))
 
 

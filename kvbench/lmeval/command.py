@@ -72,10 +72,9 @@ def run_lm_eval(words: Sequence[str]) -> str:
         parsed_flags(["--help"])
     settings = _settings(flags)
 
+    results = run_words(own_words(words[:border]), partial(_job, settings=settings))
     return "".join(
-        f"{result.value.tables}\n{result.plan.out}: {result.value.summary.computed} results"
-        f" recorded, {result.value.summary.known} known before; kvbench report {result.plan.out}\n"
-        for result in run_words(own_words(words[:border]), partial(_job, settings=settings))
+        result.value.tables + result.value.summary.text(result.plan.out) for result in results
     )
 
 

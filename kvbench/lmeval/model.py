@@ -141,7 +141,23 @@ class KVBench(HFLM):  # type: ignore[misc]
         disable_tqdm: bool = False,
         override_bs: int | None = None,
     ) -> list[tuple[float, bool]]:
-        """Score continuations; those of one context share its prefill and are fed together."""
+        """What lm-eval asks of its own model once it has tokenized the requests."""
+        return self.likelihoods(requests, disable_tqdm)
+
+    def likelihoods(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+    ) -> list[tuple[float, bool]]:
+        """Score continuations; those of one context share its prefill and are fed together.
+
+        Args:
+            requests: texts (context, continuation), and the token ids of both.
+            disable_tqdm: whether no progress is shown.
+
+        Returns:
+            By request: its log-likelihood, and whether greedy decoding would have written it.
+        """
         asked = [Request(*texts) for texts, _, _ in requests]
         contexts: dict[tuple[int, tuple[int, ...]], dict[Request, list[int]]] = {}
         for request, (_, context, continuation) in zip(asked, requests, strict=True):

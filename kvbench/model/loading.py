@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from logging import ERROR
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from kvbench.base.errors import UserError
@@ -142,6 +143,13 @@ def wrap(network: Any, tokenizer: Any, spec: ModelSpec, identity: Mapping[str, A
 
 
 _loaded: dict[ModelSpec, LoadedModel] = {}
+_one_at_a_time = RLock()
+
+
+def forget_loaded() -> None:
+    """Hold no model any longer: the next `load` reads it again."""
+    with _one_at_a_time:
+        _loaded.clear()
 
 
 def load(spec: ModelSpec) -> LoadedModel:
@@ -152,10 +160,11 @@ def load(spec: ModelSpec) -> LoadedModel:
     Raises:
         UserError: it cannot be found, read, fitted on its device, or is not covered.
     """
-    if spec not in _loaded:
-        _loaded.clear()
-        _loaded[spec] = _load(spec)
-    return _loaded[spec]
+    with _one_at_a_time:
+        if spec not in _loaded:
+            _loaded.clear()
+            _loaded[spec] = _load(spec)
+        return _loaded[spec]
 
 
 @functools.lru_cache(maxsize=1)

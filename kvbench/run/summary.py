@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,18 @@ class Summary:
     """Results that were recorded before, failures included."""
     failed_before: int = 0
     """Of these, the failures, which are computed again only if asked for."""
+
+    def text(self, folder: Path) -> str:
+        """What was done in a run folder, as a line or two."""
+        lines = [
+            f"{folder}: {self.computed} results recorded, {self.failed} of them failed,"
+            f" {self.known} known before; kvbench report {folder}"
+        ]
+        if self.failed_before:
+            lines.append(
+                f"{self.failed_before} results failed before: --retry-failed computes them again"
+            )
+        return "\n".join(lines) + "\n"
 
     def __add__(self, other: Summary) -> Summary:
         """Both together."""

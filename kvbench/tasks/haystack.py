@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from kvbench.base.errors import UserError
-from kvbench.data.files import Source, sized_blocks
+from kvbench.data.files import SAMPLES, Source, sized_blocks
 
-SAMPLE_HAYSTACK = Path(__file__).parents[1] / "samples" / "haystack"
+SAMPLE_HAYSTACK = SAMPLES / "haystack"
 """Prose about everyday things, written for kvbench by scripts/make_haystack.py."""
 
 _SENTENCE_END = re.compile(r"(?:[.!?][\"'”’)\]]*(?=\s|$)|[。！？][”’」）]*)(\s*)")

@@ -66,7 +66,7 @@ _WITHOUT_PUNCTUATION_ZH = str.maketrans("", "", string.punctuation + _CHINESE_PU
 # The package `rouge` walks back through its table by recursion, one frame per word of the two
 # sentences. 20000 frames hold every prediction of 512 tokens; a thread of its own makes the depth
 # that fails independent of the caller's stack.
-_ROUGE_FRAMES = 20_000
+ROUGE_FRAMES = 20_000
 _ROUGE_STACK_BYTES = 256 * 2**20
 _ROUGE_LOCK = threading.Lock()
 
@@ -129,7 +129,7 @@ def rouge_l_attempt(prediction: str, answer: str) -> tuple[float, bool]:
     with _ROUGE_LOCK:
         frames, stack_bytes = sys.getrecursionlimit(), threading.stack_size(_ROUGE_STACK_BYTES)
         try:
-            sys.setrecursionlimit(_ROUGE_FRAMES)
+            sys.setrecursionlimit(ROUGE_FRAMES)
             thread = threading.Thread(target=attempt, name="rouge")
             thread.start()
             thread.join()

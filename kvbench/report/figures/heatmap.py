@@ -64,7 +64,7 @@ def needle_figures(tables: Sequence[Table], folder: Path) -> list[Path]:
                 name += "-2"
             used.add(name)
             for row in table.rows:
-                one = _one_heatmap(table, grid, row)
+                one = one_heatmap(table, grid, row)
                 label = figures.file_name(row.label)
                 paths += figures.save(one, folder, f"{name}-heatmap-{label}")
             paths += figures.save(heatmaps(table, grid), folder, f"{name}-heatmaps")
@@ -80,7 +80,7 @@ def matrix(row: Row, grid: Grid) -> Matrix:
     return [[scores.get((length, depth)) for length in grid.lengths] for depth in grid.depths]
 
 
-def _one_heatmap(table: Table, grid: Grid, row: Row) -> Any:
+def one_heatmap(table: Table, grid: Grid, row: Row) -> Any:
     drawn = figures.figure(figures.COLUMN_INCHES, 2.0)
     axes = drawn.add_subplot()
     mesh = _scores(axes, row, grid)

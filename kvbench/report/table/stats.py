@@ -69,7 +69,7 @@ def mean_interval(strata: Strata) -> Interval | None:
         return None
     drawn = np.zeros(RESAMPLES)
     for i, values in enumerate(strata):
-        drawn += _draws(len(values), i) @ np.asarray(values, dtype=np.float64)
+        drawn += draws(len(values), i) @ np.asarray(values, dtype=np.float64)
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(drawn / len(strata), [tail, 1 - tail])
     # Summation noise must not push an end that is zero off zero.
@@ -116,7 +116,7 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 @lru_cache(maxsize=64)
-def _draws(samples: int, stratum: int) -> NDArray[np.float64]:
+def draws(samples: int, stratum: int) -> NDArray[np.float64]:
     """Return [RESAMPLES, samples]: each draw's share of each sample; rows sum to 1.
 
     A stratum's draws depend on its place alone, so that rows of a table are drawn alike.
