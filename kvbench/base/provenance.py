@@ -12,7 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import kvbench
+from kvbench.base.version import __version__
 
 _LIBRARIES = (
     "torch",
@@ -33,7 +33,7 @@ _LIBRARIES = (
 def versions() -> dict[str, str | None]:
     """Return the versions of kvbench, Python and the libraries that can move a number."""
     found: dict[str, str | None] = {
-        "kvbench": kvbench.__version__,
+        "kvbench": __version__,
         "python": platform.python_version(),
     }
     for name in _LIBRARIES:
@@ -49,7 +49,7 @@ def git_state() -> dict[str, Any]:
 
     Both are None where kvbench is installed outside a checkout.
     """
-    root = Path(kvbench.__file__).resolve().parent.parent
+    root = Path(__file__).resolve().parents[2]
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:

@@ -6,6 +6,13 @@ import difflib
 from collections.abc import Iterable
 
 
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.0) -> str | None:
+    """Return the known name that is most like another, letters' case aside; None: none is."""
+    folded = {n.lower(): n for n in sorted(known)}
+    found = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=cutoff)
+    return folded[found[0]] if found else None
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Remedy for an unknown name: the nearest known one, then all of them where they are few.
 
@@ -15,7 +22,6 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     if not names:
         return "there is none to choose from"
-    folded = {n.lower(): n for n in names}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    near = nearest(name, names, cutoff=0.5)
     everything = f"known: {', '.join(names)}"
-    return f"did you mean {folded[near[0]]}? {everything}" if near else everything
+    return f"did you mean {near}? {everything}" if near else everything

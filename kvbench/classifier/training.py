@@ -15,9 +15,9 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import kvbench
 from kvbench.base import jsonl
 from kvbench.base.errors import UserError
+from kvbench.base.version import __version__
 from kvbench.classifier.trained import (
     AGGREGATION,
     ENCODER,
@@ -294,6 +294,6 @@ def _save(
         "training": asdict(training),
         "trained_on": trained_on,
         "held_out": asdict(found),
-        "kvbench": kvbench.__version__,
+        "kvbench": __version__,
     }
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-import kvbench
 from kvbench.base.errors import UserError
+from kvbench.base.version import __version__
 from kvbench.cli.output import say
 
 
@@ -51,7 +51,7 @@ class Format(str, enum.Enum):
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        typer.echo(f"kvbench {kvbench.__version__}")
+        typer.echo(f"kvbench {__version__}")
         raise typer.Exit
 
 

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvbench.model.attention import attention_weights, hidden_at
 from kvbench.prefill.state import LayerState
 
 
@@ -22,22 +23,12 @@ def window_attention(layer: LayerState, window: int) -> Tensor:
         layer: the state of one layer.
         window: queries wanted; at most those captured.
     """
-    queries = layer.q_win[:, -window:].float()
-    heads, width, dim = queries.shape
-    tokens = layer.tokens
-    grouped = queries.reshape(layer.kv_heads, -1, dim)  # [G, g*W, D]
-    logits = torch.matmul(grouped, layer.k.float().transpose(1, 2)) * layer.rule.scaling
-    logits = logits.reshape(heads, width, tokens)
-    softcap, sliding_window = layer.rule.softcap, layer.rule.sliding_window
-    if softcap is not None:
-        logits = softcap * torch.tanh(logits / softcap)
-    device = logits.device
-    query_at = torch.arange(tokens - width, tokens, device=device)[:, None]
-    key_at = torch.arange(tokens, device=device)[None, :]
-    hidden = key_at > query_at
-    if sliding_window is not None:
-        hidden |= key_at <= query_at - sliding_window
-    return logits.masked_fill_(hidden, float("-inf")).softmax(-1)
+    queries = layer.q_win[None, :, -window:]  # [1, Q, W, D]
+    tokens, width = layer.tokens, queries.shape[2]
+    at = torch.arange(tokens, device=queries.device)
+    hidden = hidden_at(at[tokens - width :], at, layer.rule.sliding_window)
+    weights = attention_weights(queries, layer.k[None], layer.rule, hidden)
+    return weights.view(layer.query_heads, width, tokens)
 
 
 def window_scores(layer: LayerState, window: int) -> Tensor:

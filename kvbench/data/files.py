@@ -6,7 +6,6 @@ their file names.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import lzma
 import re
@@ -21,6 +20,7 @@ from typing import IO, Any, cast
 
 from kvbench.base import jsonl
 from kvbench.base.errors import UserError
+from kvbench.base.suggest import nearest
 
 HUB_REPO = "zai-org/LongBench"
 """The authors' dataset repository. Source: THUDM/LongBench README, which links it under its old
@@ -253,8 +253,8 @@ def _missing(task: str, where: str, present: list[str]) -> UserError:
     """The error for a task whose file is not there."""
     if not present:
         return UserError(f"{where} holds no <task>.jsonl at all: give another data=")
-    nearest = difflib.get_close_matches(task, present, n=1, cutoff=0.0)[0]
-    return UserError(f"{where} lacks {task}.jsonl; the nearest there is {nearest}.jsonl")
+    near = nearest(task, present)
+    return UserError(f"{where} lacks {task}.jsonl; the nearest there is {near}.jsonl")
 
 
 def _first_line(error: BaseException) -> str:

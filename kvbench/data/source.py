@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import zipfile
 from pathlib import Path
 
 from kvbench.base.errors import UserError
+from kvbench.base.suggest import nearest
 from kvbench.data.files import HUB_REPO, HUB_REVISION, SAMPLES, DataSource, FolderSource, ZipSource
 from kvbench.data.hub import open_hub
 
@@ -41,8 +41,8 @@ def open_source(
         if not zipfile.is_zipfile(path):
             raise UserError(f"data={data} is no zip: give a folder or zip of <task>.jsonl files")
         return ZipSource(path, f"LongBench-format files in {path}")
-    close = difflib.get_close_matches(str(data), ("hub", "sample"), n=1)
-    meant = f" (did you mean {close[0]}?)" if close else ""
+    close = nearest(str(data), ("hub", "sample"), cutoff=0.6)
+    meant = f" (did you mean {close}?)" if close else ""
     raise UserError(
         f"data={data} does not exist{meant}: give hub, sample, or a folder or zip of <task>.jsonl"
     )

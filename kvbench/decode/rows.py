@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.cache.store import Band, Compressed, Store, Tail
-from kvbench.model.attention import AttentionRule
+from kvbench.model.attention import AttentionRule, masked_softmax
 from kvbench.model.hooks import RotaryRecorder
 
 
@@ -312,9 +312,5 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, mask: Tenso
 
 def _weights(q: Tensor, k: Tensor, rule: AttentionRule, mask: Tensor | None) -> Tensor:
     """Softmax weights [B, H, m, n] float32 of what `_attention` takes."""
-    logits = (q @ k.transpose(-1, -2)).float() * rule.scaling
-    if rule.softcap is not None:
-        logits = rule.softcap * torch.tanh(logits / rule.softcap)
-    if mask is not None:
-        logits = logits.masked_fill(~mask, -torch.inf)
-    return logits.softmax(-1)
+    products = (q @ k.transpose(-1, -2)).float()
+    return masked_softmax(products, rule, None if mask is None else ~mask)

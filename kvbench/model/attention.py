@@ -224,11 +224,27 @@ def attention_weights(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor)
     batch, heads, t, dim = q.shape
     kv_heads, n = k.shape[1], k.shape[2]
     grouped = q.float().reshape(batch, kv_heads, -1, dim)  # [B, G, g*t, D]
-    logits = (grouped @ k.float().transpose(-1, -2)).mul_(rule.scaling)
+    products = grouped @ k.float().transpose(-1, -2)
+    return masked_softmax(products.view(batch, kv_heads, heads // kv_heads, t, n), rule, hidden)
+
+
+def masked_softmax(products: Tensor, rule: AttentionRule, hidden: Tensor | None = None) -> Tensor:
+    """Softmax weights of the products q.k: the one place that scales, caps and hides them.
+
+    Args:
+        products: [..., n] float32, which is written to.
+        rule: of the layer; its window is not read.
+        hidden: true where a query must not see a key, of a shape that broadcasts; None: nowhere.
+
+    Returns:
+        [..., n] float32.
+    """
+    logits = products.mul_(rule.scaling)
     if rule.softcap is not None:
         logits.div_(rule.softcap).tanh_().mul_(rule.softcap)
-    logits = logits.view(batch, kv_heads, heads // kv_heads, t, n)
-    return logits.masked_fill_(hidden, float("-inf")).softmax(dim=-1)
+    if hidden is not None:
+        logits.masked_fill_(hidden, float("-inf"))
+    return logits.softmax(dim=-1)
 
 
 def hidden_at(query_at: Tensor, key_at: Tensor, sliding_window: int | None) -> Tensor:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -49,36 +50,70 @@ class RotaryRecorder:
         return taken
 
 
+class _Active(threading.local):
+    """What records in this thread: several may run forwards of one family at once."""
+
+    recorder: RotaryRecorder | None = None
+
+
+_active = _Active()
+_wrapping = threading.Lock()
+_wrapped: dict[ModuleType, tuple[Any, int]] = {}
+"""Module of a family -> its own `apply_rotary_pos_emb`, and how many record through its wrapper."""
+
+
 @contextmanager
 def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
     """Record each layer's operands of RoPE, for `take()` inside the run's `attend`.
 
     Within the context `apply_rotary_pos_emb` of the module that defines the network's attention
-    class is wrapped; it is restored whatever happens.
+    class is wrapped; it is restored whatever happens. Forwards of other threads are not recorded.
 
     Raises:
         RuntimeError: on leaving, if it did not fire once per layer and forward.
     """
     layers = attention_layers(network)
     module = _family_module(network)
-    original = module.apply_rotary_pos_emb
     recorder = RotaryRecorder()
-
-    @functools.wraps(original)
-    def recording(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any) -> Any:
-        recorder.record(q, k, cos, sin)
-        return original(q, k, cos, sin, *rest, **named)
-
-    module.apply_rotary_pos_emb = recording  # type: ignore[attr-defined]
+    _wrap(module)
+    before, _active.recorder = _active.recorder, recorder
     try:
         yield recorder
     finally:
-        module.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
+        _active.recorder = before
+        _unwrap(module)
     if recorder.fired == 0 or recorder.fired % len(layers):
         raise RuntimeError(
             f"apply_rotary_pos_emb of {module.__name__} fired {recorder.fired} times"
             f" for {len(layers)} attention layers"
         )
+
+
+def _wrap(module: ModuleType) -> None:
+    with _wrapping:
+        original, users = _wrapped.get(module, (module.apply_rotary_pos_emb, 0))
+        _wrapped[module] = (original, users + 1)
+        if users:
+            return
+
+        @functools.wraps(original)
+        def recording(
+            q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, *rest: Any, **named: Any
+        ) -> Any:
+            if _active.recorder is not None:
+                _active.recorder.record(q, k, cos, sin)
+            return original(q, k, cos, sin, *rest, **named)
+
+        module.apply_rotary_pos_emb = recording  # type: ignore[attr-defined]
+
+
+def _unwrap(module: ModuleType) -> None:
+    with _wrapping:
+        original, users = _wrapped.pop(module)
+        if users > 1:
+            _wrapped[module] = (original, users - 1)
+        else:
+            module.apply_rotary_pos_emb = original  # type: ignore[attr-defined]
 
 
 def rotary_function(network: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
@@ -88,7 +123,9 @@ def rotary_function(network: nn.Module) -> Callable[[Tensor, Tensor, Tensor], Te
         (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys [B, H, n, D]; bitwise
         what the model computes (partial rotary included; q and k norms come before it).
     """
-    apply = _family_module(network).apply_rotary_pos_emb
+    module = _family_module(network)
+    with _wrapping:
+        apply, _ = _wrapped.get(module, (module.apply_rotary_pos_emb, 0))
 
     def rotate(keys: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         no_queries = keys[:, :0]
@@ -141,6 +178,8 @@ def feeding_kept_tokens(network: nn.Module, run: TokenFeed) -> Iterator[None]:
     assert len(decoders) == len(attention), "an attention layer lies outside a decoder layer"
 
     def gathered(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
+        if named.get("kvbench") is not run:  # a forward of another thread
+            return None
         hidden_states = run.feed(args[0])
         at = run.positions.to(hidden_states.device)
         named = dict(named)

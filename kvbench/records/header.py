@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-import kvbench
 from kvbench.base.errors import UserError
+from kvbench.base.version import __version__
 from kvbench.compress.budget import Budget
 from kvbench.plan.names import BASELINE, SAMPLE
 from kvbench.records.fields import fits
@@ -142,7 +142,7 @@ class RunHeader:
         return {
             "kind": "header",
             "schema": SCHEMA,
-            "kvbench": kvbench.__version__,
+            "kvbench": __version__,
             "run": self.run,
             "started": self.started,
             "model": asdict(self.model),

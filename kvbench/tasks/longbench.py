@@ -6,7 +6,6 @@ Templates, generation limits and groups are data, in `longbench.json`; the metri
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
@@ -15,6 +14,7 @@ from typing import Any
 
 from kvbench.base import jsonl
 from kvbench.base.errors import UserError
+from kvbench.base.suggest import nearest
 from kvbench.data.files import DataSource
 from kvbench.data.source import open_source
 from kvbench.tasks import metrics as score
@@ -84,8 +84,8 @@ class LongBench:
             raise UserError(f"no task is chosen: give at least one of {', '.join(known)}")
         for name in self.names:
             if name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                raise UserError(f"task {name!r} is not in {where}; the nearest is {nearest!r}")
+                near = nearest(name, known)
+                raise UserError(f"task {name!r} is not in {where}; the nearest is {near!r}")
             if self.names.count(name) > 1:
                 raise UserError(f"task {name!r} is chosen twice: name it once")
 

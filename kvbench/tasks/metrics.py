@@ -23,6 +23,7 @@ from typing import Any
 
 from kvbench.base import jsonl
 from kvbench.base.errors import UserError
+from kvbench.base.suggest import nearest
 
 CODE_SIMILARITIES = ("difflib", "levenshtein")
 
@@ -319,7 +320,7 @@ def _scored_lines(
     """Return (value in [0, 1], (record, its place)) for each line of a prediction file."""
     task = path.stem.removesuffix("_e")
     if task not in METRIC_OF_TASK:
-        close = difflib.get_close_matches(task, METRIC_OF_TASK, n=1, cutoff=0.0)[0]
+        close = nearest(task, METRIC_OF_TASK)
         raise UserError(f"{path}: {task!r} is no LongBench task; the nearest is {close!r}")
     try:
         rows = list(jsonl.objects_of_file(path))
