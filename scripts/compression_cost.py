@@ -114,7 +114,8 @@ def costs(
             prefill = replace(prefill, task_types=types)
             for name, budget in users:
                 with torch.inference_mode():
-                    cache, seconds = cpu_seconds(partial(fit_budget, methods[name], prefill, budget))
+                    fitting = partial(fit_budget, methods[name], prefill, budget)
+                    cache, seconds = cpu_seconds(fitting)
                 compressed[name, budget].append(seconds)
                 evaluations[name, budget] = cache.facts.get("evaluations", 1)
             del prefill
