@@ -335,7 +335,7 @@ def wrap(network: Any, tokenizer: Any, name: str = "model") -> Model:
     """
     if not getattr(tokenizer, "is_fast", False):
         raise UserError(f"{type(tokenizer).__name__} is not a fast tokenizer: give one that is")
-    spec = ModelSpec(name=name, path=str(getattr(network.config, "_name_or_path", "") or name))
+    spec = ModelSpec(name=name, path=name)
     return Model(wrap_network(network, tokenizer, spec, {"source": "memory", "path": spec.path}))
 
 

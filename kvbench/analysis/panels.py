@@ -80,7 +80,9 @@ def _similarity(prefill: Prefill, _: Caches) -> list[PrefillPanel]:
 
 def _attention(prefill: Prefill, _: Caches) -> list[PrefillPanel]:
     return [
-        PrefillPanel(f"layer {i}", attention_map(layer, CELLS), (), "key, %", "query, %", None, (100, 100))
+        PrefillPanel(
+            f"layer {i}", attention_map(layer, CELLS), (), "key, %", "query, %", None, (100, 100)
+        )
         for i, layer in enumerate(prefill.layers)
     ]
 
@@ -96,7 +98,9 @@ def _kept(prefill: Prefill, caches: Caches) -> list[PrefillPanel]:
     """Layers down, inside each its heads; the prompt across."""
     ends = (100, len(prefill.layers))
     return [
-        PrefillPanel(label, in_bins(masks.flatten(0, 1), CELLS), (), "prompt, %", "layer", ends=ends)
+        PrefillPanel(
+            label, in_bins(masks.flatten(0, 1), CELLS), (), "prompt, %", "layer", ends=ends
+        )
         for label, cache in caches.items()
         for masks in [kept_masks(cache, prefill.tokens)]
     ]

@@ -158,6 +158,7 @@ class PeakMemory:
     """The most memory taken from here on, beyond what is taken now."""
 
     def __init__(self, device: torch.device) -> None:
+        """Begin now."""
         self._device = device
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)

@@ -1,4 +1,4 @@
-"""Trains the task classifiers that `kvbench.classifier.trained` uses, and tests them on a held-out tenth.
+"""Trains the task classifiers of `kvbench.classifier.trained`, and tests them on a held-out tenth.
 
 With an encoder as WindowKV's appendix A.3 does; without one, logistic regression on TF-IDF.
 Differs from the released classifier: a linear head without its ReLU, AdamW.
@@ -184,6 +184,11 @@ def held_out_scores(classifier: TaskClassifier, examples: Sequence[Example]) -> 
 
 
 def trained_tfidf(examples: Sequence[Example], seed: int) -> TfidfClassifier:
+    """Fit logistic regression to the TF-IDF of the words at both ends of prompts.
+
+    Raises:
+        UserError: scikit-learn is not installed, or the prompts hold no words.
+    """
     try:
         from sklearn.feature_extraction.text import TfidfVectorizer
         from sklearn.linear_model import LogisticRegression

@@ -2,7 +2,6 @@
 
 Hydra has no hook between composing a configuration and building its callbacks and logging, no way
 to register a plugin without a package `hydra_plugins`, and a job's result prints before it raises.
-Seen in Hydra 1.3.2.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from omegaconf import DictConfig
 
 from kvbench.base.errors import UserError
 
-SEEN = "1.3.2"
-"""The release in which these names were seen."""
+SEEN = ("1.3.2", "1.3.8")
+"""The first and the last release of Hydra in which these names were seen."""
 
 PACKAGE = "hydra_plugins.kvbench"
 """Where configurations name kvbench's plugins; there is no such package."""

@@ -27,7 +27,10 @@ def hydra_words(words: Iterable[str]) -> list[str]:
     """
     words = list(words)
     spelled = [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
-    spelled = [_LAUNCHER.sub(lambda m: f"{m[1]}hydra{_JOINT[m[2]]}launcher{m[2]}", w) for w in spelled]
+    spelled = [
+        _LAUNCHER.sub(lambda m: f"{m[1]}hydra{_JOINT[m[2]]}launcher{m[2]}", word)
+        for word in spelled
+    ]
     # Hydra first composes without swept choices: `++` where the default task has no such field.
     spelled = [_TASK_FIELD.sub(lambda m: f"++task.{m[2] or 'haystack'}", w) for w in spelled]
     named = any(word.startswith(("model=", "experiment=")) for word in spelled)

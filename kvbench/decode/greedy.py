@@ -1,8 +1,8 @@
 """Greedy decoding of all variants of a prompt as one batch over their own, ragged rows.
 
-No transformers cache: the rows live in buffers of their own (`kvbench.decode.rows`) and positions are the
-true ones. At a fixed batch width a variant's numbers do not depend on its neighbors, so callers
-keep the width constant.
+No transformers cache: the rows live in buffers of their own (`kvbench.decode.rows`) and positions
+are the true ones. At a fixed batch width a variant's numbers do not depend on its neighbors, so
+callers keep the width constant.
 
 Letters: V variants, t tokens fed at once.
 """

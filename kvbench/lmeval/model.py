@@ -14,7 +14,6 @@ from statistics import fmean
 from typing import Any
 
 from lm_eval.api.registry import register_model
-from lm_eval.models.huggingface import HFLM
 from lm_eval.models.utils import (
     handle_stop_sequences,
     postprocess_generated_text,
@@ -26,6 +25,7 @@ from kvbench.base.errors import UserError
 from kvbench.config.sweeper import plans_of_words
 from kvbench.decode.greedy import Stop
 from kvbench.lmeval.answers import Answer, generated, scored
+from kvbench.lmeval.private import TokenScorer
 from kvbench.lmeval.requests import (
     ROLLING_REFUSED,
     Request,
@@ -44,7 +44,7 @@ from kvbench.tasks.task import Sample, Task
 
 
 @register_model("kvbench")
-class KVBench(HFLM):  # type: ignore[misc]
+class KVBench(TokenScorer):
     """A model whose cache is compressed after each context is prefilled.
 
     It computes a request for all variants of its plan at once and answers with those of `variant`.
@@ -134,15 +134,6 @@ class KVBench(HFLM):  # type: ignore[misc]
             return facts
         ratio = fmean(answer.ledger.ratio_bytes for answer in self.answers.values())
         return {**facts, "kvbench_ratio_bytes": ratio}
-
-    def _loglikelihood_tokens(
-        self,
-        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
-        disable_tqdm: bool = False,
-        override_bs: int | None = None,
-    ) -> list[tuple[float, bool]]:
-        """What lm-eval asks of its own model once it has tokenized the requests."""
-        return self.likelihoods(requests, disable_tqdm)
 
     def likelihoods(
         self,

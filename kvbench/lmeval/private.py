@@ -1,11 +1,9 @@
-"""What kvbench uses of lm-evaluation-harness that it does not document, in one place.
-
-Seen in lm-eval 0.4.13, the one release that pyproject.toml takes.
-"""
+"""What kvbench uses of lm-evaluation-harness that it does not document, in one place."""
 
 from __future__ import annotations
 
 import argparse
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, redirect_stderr
 from io import StringIO
@@ -13,11 +11,12 @@ from typing import Any
 
 from lm_eval import evaluator
 from lm_eval._cli.run import Run
+from lm_eval.models.huggingface import HFLM
 
 from kvbench.base.errors import UserError
 
-SEEN = "0.4.13"
-"""The release in which these names were seen."""
+SEEN = ("0.4.13", "0.4.13")
+"""The first and the last release of lm-eval in which these names were seen."""
 
 
 def parsed_flags(flags: Sequence[str]) -> Any:
@@ -37,6 +36,34 @@ def parsed_flags(flags: Sequence[str]) -> Any:
             raise
         last = said.getvalue().strip().splitlines()[-1]
         raise UserError(f"{last.partition('error: ')[2]} (after --, lm-eval's flags)") from error
+
+
+class TokenScorer(HFLM):  # type: ignore[misc]
+    """lm-eval's own model up to where it has tokenized what it wants scored."""
+
+    @abstractmethod
+    def likelihoods(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+    ) -> list[tuple[float, bool]]:
+        """Score continuations.
+
+        Args:
+            requests: texts (context, continuation), and the token ids of both.
+            disable_tqdm: whether no progress is shown.
+
+        Returns:
+            By request: its log-likelihood, and whether greedy decoding would have written it.
+        """
+
+    def _loglikelihood_tokens(
+        self,
+        requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
+        disable_tqdm: bool = False,
+        override_bs: int | None = None,
+    ) -> list[tuple[float, bool]]:
+        return self.likelihoods(requests, disable_tqdm)
 
 
 @contextmanager

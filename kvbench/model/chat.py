@@ -18,6 +18,11 @@ def chat_around(tokenizer: Any) -> tuple[str, str]:
 
 
 def in_chat(text: str, tokenizer: Any) -> str:
+    """Return a text as one user turn of the tokenizer's chat template, with the answer's cue.
+
+    Raises:
+        UserError: the template fails.
+    """
     turn = [{"role": "user", "content": text}]
     try:
         return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))

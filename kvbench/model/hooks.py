@@ -2,7 +2,7 @@
 
 An attention module has `layer_idx` and stands as `self_attn` in a decoder layer; the module that
 defines its class has `apply_rotary_pos_emb`; a decoder layer takes `position_ids` and
-`position_embeddings`. Seen in transformers 5.18 to 5.23.
+`position_embeddings`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ from types import ModuleType
 from typing import Any, Protocol
 
 from torch import Tensor, nn
+
+SEEN = ("5.18", "5.23")
+"""The first and the last release of transformers in which these names were seen."""
 
 
 class RotaryRecorder:

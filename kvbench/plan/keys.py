@@ -118,5 +118,6 @@ def _code_without_file(cls: type) -> str:
             code = getattr(function, "__code__", None)
             if code is not None:
                 digest.update(f"{name} {code.co_names} {code.co_varnames}".encode() + code.co_code)
-                digest.update(repr([c for c in code.co_consts if not hasattr(c, "co_code")]).encode())
+                constants = [c for c in code.co_consts if not hasattr(c, "co_code")]
+                digest.update(repr(constants).encode())
         return digest.hexdigest()

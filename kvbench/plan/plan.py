@@ -88,7 +88,7 @@ class Plan:
 
     @cached_property
     def digest(self) -> str:
-        """Fingerprint of the model, the protocol and the code: what all records of the run share."""
+        """Fingerprint of model, protocol and code: what all records of the run share."""
         protocol = asdict(self.protocol)
         return fingerprint([self.model_identity, self.model.context, protocol, road_code()])
 

@@ -81,6 +81,7 @@ def matrix(row: Row, grid: Grid) -> Matrix:
 
 
 def one_heatmap(table: Table, grid: Grid, row: Row) -> Any:
+    """Draw the scores of one row by length and depth, as a figure."""
     drawn = figures.figure(figures.COLUMN_INCHES, 2.0)
     axes = drawn.add_subplot()
     mesh = _scores(axes, row, grid)

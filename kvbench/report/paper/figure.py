@@ -153,7 +153,9 @@ def _is_reference(row: Row, spec: FigureSpec, budget: Budget | None) -> bool:
     return row.series in spec.over and (row.is_baseline or budget in (None, row.budget))
 
 
-def _places(table: Table, spec: FigureSpec, budget: Budget | None) -> Iterator[tuple[str, str, Row]]:
+def _places(
+    table: Table, spec: FigureSpec, budget: Budget | None
+) -> Iterator[tuple[str, str, Row]]:
     """Series, place and row of each point."""
     for series, of_series in spec.series.items():
         for x, names in of_series.items():

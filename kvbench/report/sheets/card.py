@@ -22,6 +22,7 @@ def notes(table: Table) -> list[str]:
     lines += needle_notes(table) if is_needle(table) else [_samples_per_task(table)]
     lines += [f"{task} is {main}; other metrics follow." for task, main in _main_metrics(table)]
     lines += _missing(table)
+    lines += table.code_notes()
     lines += [_failures(row) for row in table.rows if row.errors]
     one_token = [task.name for task in table.tasks if task.one_token_answers]
     first = table.headers[-1].protocol.first_token

@@ -28,6 +28,8 @@ def status_text(folder: Path) -> str:
         if failed:
             line += " With --retry-failed it computes the failed ones again."
         console.print(line, markup=False)
+        for note in table.code_notes():
+            console.print(note, markup=False)
     return out.getvalue()
 
 

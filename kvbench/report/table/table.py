@@ -44,6 +44,8 @@ class Row:
     records: tuple[Record, ...]
     """The successful ones."""
     errors: tuple[Record, ...]
+    older: int = 0
+    """Successful results that newer ones of the same samples replace: another code made them."""
 
     @property
     def label(self) -> str:
@@ -71,9 +73,9 @@ class Row:
         return self.variant.series
 
     @property
-    def codes(self) -> tuple[str, ...]:
-        """Codes that made its records, oldest first; empty text for those of unknown code."""
-        return tuple(dict.fromkeys(r.code or "" for r in sorted(self.records, key=_finished)))
+    def codes(self) -> frozenset[str]:
+        """Fingerprints of the codes that made its records; empty text where none was recorded."""
+        return frozenset(record.code or "" for record in self.records)
 
     def ratio(self, name: str) -> float | None:
         """Mean of a ratio field: over the samples of a task, then over tasks."""
@@ -146,6 +148,25 @@ class Table:
             return None
         scores = [self.task_score(row, task) for task in tasks]
         return fmean(s for s in scores if s is not None)
+
+    def code_notes(self) -> list[str]:
+        """What to know where several codes made the folder's results; none where one did."""
+        lines = []
+        if older := sum(row.older for row in self.rows):
+            lines.append(
+                f"{older} results of earlier code are in the folder too: of each sample the newest"
+                " result counts."
+            )
+        roads = {code.partition(".")[0] for row in self.rows for code in row.codes}
+        mixed = [row.label for row in self.rows if len(row.codes) > 1]
+        if len(roads) > 1 or mixed:
+            named = ", ".join(mixed[:4]) + ", ..." * (len(mixed) > 4)
+            lines.append(
+                "Results of several versions of the code stand side by side"
+                + (f" ({named} mix them)" if mixed else "")
+                + ": the same command computes again what an older one made."
+            )
+        return lines
 
     def missing(self, row: Row, task: TaskColumn) -> int:
         """Samples of a task that a row has not scored."""
@@ -243,6 +264,7 @@ def _row(variant: VariantFacts, records: Sequence[Record]) -> Row:
         scores=scores,
         records=done,
         errors=tuple(r for r in records if r.error and (r.task, r.sample) not in succeeded),
+        older=sum(r.error is None for r in records) - len(done),
     )
 
 
@@ -258,9 +280,6 @@ def _place(row: Row) -> tuple[bool, bool, float]:
     """The baseline, shares, then token counts; sorting keeps the run's order within a budget."""
     return (not row.is_baseline, *row.budget.place)
 
-
-def _finished(record: Record) -> str:
-    return record.finished
 
 
 @dataclass(frozen=True)
