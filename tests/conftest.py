@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 import importlib.metadata
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
+import hydra
 import pytest
 import torch
-import yaml
-from families import FAMILY_SETTINGS, random_network
 
-from kvbench.base.errors import UserError
 from kvbench.model.loading import LoadedModel, ModelSpec, load, wrap
 from kvbench.model.random import byte_tokenizer
-
-CONF = Path(__file__).resolve().parent.parent / "conf"
+from support.families import FAMILY_SETTINGS, random_network
+from support.models import shipped_spec
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -24,17 +22,11 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def shipped_spec(name: str, **changes: Any) -> ModelSpec:
-    """The spec of conf/model/<name>.yaml, with changes."""
-    settings = yaml.safe_load((CONF / "model" / f"{name}.yaml").read_text(encoding="utf-8"))
-    return ModelSpec(**{**settings, **changes})
-
-
-def one_line(error: pytest.ExceptionInfo[UserError]) -> str:
-    """The text of a user's mistake, which must be one line."""
-    text = str(error.value)
-    assert "\n" not in text
-    return text
+@pytest.fixture
+def composing() -> Iterator[None]:
+    """Inside, hydra.compose reads the shipped configuration."""
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from support.paths import ROOT
+
 OUTSIDE = [sys.executable, "-I"]
 
 
@@ -98,7 +99,9 @@ def test_the_installed_command_runs_reports_and_lists(installed: Path, tmp_path:
         (["report"], "streamingllm@0.2"),
         (["list", "methods"], "spindlekv"),
     ):
-        code = f"import sys; sys.argv[1:] = {arguments!r}; from kvbench.cli.main import main; main()"
+        code = (
+            f"import sys; sys.argv[1:] = {arguments!r}; from kvbench.cli.main import main; main()"
+        )
         assert said in run_outside(installed, code, tmp_path)
 
 

@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import CONF, one_line, shipped_spec
-from handmade import header, records, typed_header, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.analysis.speed import PeakMemory, measured_speeds
@@ -25,6 +23,10 @@ from kvbench.records.writer import Writer
 from kvbench.report.paper.speed import SpeedNumbers
 from kvbench.report.paper.table import Beside
 from kvbench.report.sheets.speed import speed_runs
+from support.cli import one_line
+from support.models import shipped_spec
+from support.paths import CONF
+from support.runs import header, records, typed_header, write_shard
 
 PUBLISHED = [path.stem for path in (CONF / "model").glob("*.yaml") if path.stem != "custom"]
 
@@ -136,7 +138,9 @@ def test_scores_and_speeds_of_one_folder_are_both_reported(tmp_path: Path) -> No
     ],
 )
 def test_a_damaged_line_of_speeds_is_skipped(tmp_path: Path, damage: dict[str, object]) -> None:
-    speed = Speed("fullkv", "fullkv", "fullkv", Budget(fraction=1.0), True, 1.0, 0.0, 1.0, 1, 1, None)
+    speed = Speed(
+        "fullkv", "fullkv", "fullkv", Budget(fraction=1.0), True, 1.0, 0.0, 1.0, 1, 1, None
+    )
     run = SpeedRun("m", "w", Lengths(8, 4, 1), (speed,), {}, {})
     with Writer(tmp_path / "written", typed_header()) as writer:
         run.write(writer)
@@ -150,7 +154,9 @@ def test_a_damaged_line_of_speeds_is_skipped(tmp_path: Path, damage: dict[str, o
 
 
 def test_throughput_is_all_tokens_over_all_time() -> None:
-    speed = Speed("windowkv@512", "windowkv", "windowkv", Budget(tokens=512), False, 5.0, 1.0, 2.0, 1, 2, None)
+    speed = Speed(
+        "windowkv@512", "windowkv", "windowkv", Budget(tokens=512), False, 5.0, 1.0, 2.0, 1, 2, None
+    )
     lengths = Lengths(7950, 242, 10)
     run = SpeedRun("llama3-8b-instruct", "w", lengths, (speed,), {"gpu": "NVIDIA A100 40G"}, {})
     beside = Beside.of({"published": "windowkv/table2", "rows": {"WindowKV": ["windowkv"]}})

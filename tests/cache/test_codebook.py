@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from kvbench.cache import codebook
 from kvbench.cache.codebook import Book, greedy_cover, store_codebook, unit_and_norm
 from kvbench.cache.store import Tail
 from kvbench.prefill.selection import top_rows
+from support import naive
 
 
 def _at(*degrees: float) -> torch.Tensor:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import naive
 import pytest
 
 from kvbench.cache.ledger import formula15, ledger
 from kvbench.compress.budget import Budget
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
+from support import naive
 
 # T7: h = 32, h_kv = 8, l = 1000, d = 128, 400 vectors a head, |C_K| + |C_V| = 6000, 16 bits.
 T7 = {"kept": 2 * 32 * 400, "stored": 6000, "references": 2 * 32 * 400, "head_dim": 128}

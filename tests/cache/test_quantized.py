@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 
@@ -14,6 +13,7 @@ from kvbench.cache.quantized import Packed, channel_group, quantized_bytes, stor
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
 from kvbench.methods.quantized import Quantized
+from support import naive
 
 
 def half_precision(prefill):

@@ -9,7 +9,6 @@ from dataclasses import replace
 import hydra
 import pytest
 import torch
-from conftest import one_line
 from typer.testing import CliRunner
 
 from kvbench.base.errors import UserError
@@ -40,6 +39,7 @@ from kvbench.data.source import open_source
 from kvbench.methods.windowkv import WindowKV
 from kvbench.run.loop import execute
 from kvbench.tasks.longbench import LongBench
+from support.cli import one_line
 
 TRAINING = Training(epochs=6, batch_size=8, learning_rate=3e-3, dropout=0.1)
 
@@ -127,7 +127,7 @@ def test_the_same_seed_trains_the_same_classifier(trained, kind, encoder, tmp_pa
     assert torch.equal(state, torch.random.get_rng_state())
 
 
-def testtrained_tfidf_says_what_scikit_learn_says():
+def test_trained_tfidf_says_what_scikit_learn_says():
     pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression

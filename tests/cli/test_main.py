@@ -8,23 +8,12 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import kvbench
-from kvbench.cli.main import app
 from kvbench.records.reader import read_shards
+from support.cli import cli, done
 
 PREDICTIONS = Path(os.environ.get("KVBENCH_DATA", "")) / "longbench" / "predictions"
-
-
-def cli(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
-
-
-def done(*words: str) -> str:
-    result = cli(*words)
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 @pytest.fixture

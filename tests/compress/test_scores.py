@@ -1,14 +1,13 @@
-"""Scores and selections against slow twins at odd sizes, and the hand vectors T2 and T4."""
+"""Scores against slow twins at odd sizes, and the hand vector T4."""
 
 from __future__ import annotations
 
-import naive
 import pytest
 import torch
 
 from kvbench.compress.scores import pool, scores_by_layout, window_attention, window_scores
-from kvbench.methods.spindlekv import SpindleKV
-from kvbench.prefill.selection import top_rows, union_of_rows, with_window
+from kvbench.prefill.selection import top_rows
+from support import naive
 
 
 @pytest.mark.parametrize("tokens", [1, 7, 63, 257])
@@ -65,57 +64,11 @@ def test_pooling_nothing_gives_nothing():
     assert pool(torch.empty(2, 0), "max", 7).shape == (2, 0)
 
 
-@pytest.mark.parametrize("tokens", [1, 7, 63, 257])
-def test_top_rows_breaks_ties_by_position_as_sorting_does(tokens):
-    scores = torch.randint(0, 5, (4, tokens), generator=torch.Generator().manual_seed(1)).float()
-    for count in {0, 1, tokens // 2, tokens}:
-        expected = [naive.top_positions(row, count) for row in scores.tolist()]
-        assert top_rows(scores, count).tolist() == expected
-
-
-@pytest.mark.parametrize("tokens", [1, 7, 63, 257])
-def test_union_lists_each_position_once_and_finds_every_heads_rows(tokens):
-    rng = torch.Generator().manual_seed(tokens)
-    count = (tokens + 1) // 2
-    rows = top_rows(torch.rand(3, tokens, generator=rng), count)
-    positions, places, copies = union_of_rows(rows)
-    assert positions.tolist() == sorted(set(rows.flatten().tolist()))
-    assert torch.equal(positions[places], rows)
-    flat = rows.flatten().tolist()
-    assert copies.tolist() == [flat.count(p) for p in positions.tolist()]
-
-
 def test_layouts_reduce_query_heads_to_the_heads_that_select():
     scores = torch.tensor([[1.0, 0.0], [3.0, 0.0], [0.0, 5.0], [0.0, 7.0]])
     assert scores_by_layout(scores, 2, "query") is scores
     assert scores_by_layout(scores, 2, "kv").tolist() == [[2.0, 0.0], [0.0, 6.0]]
     assert scores_by_layout(scores, 2, "all").tolist() == [[1.0, 3.0], [1.0, 3.0]]
-
-
-def test_the_window_follows_the_context_rows():
-    assert with_window(torch.tensor([[0, 2]]), 6, 2).tolist() == [[0, 2, 4, 5]]
-
-
-# T2: l = 6, l_w = 2; window sums for a = 0..3 are .4, .2, .2, .3.
-def test_spindlekv_scores_by_the_window_and_as_printed(monkeypatch):
-    from kvbench.methods import spindlekv
-
-    sums = torch.tensor([0.4, 0.2, 0.2, 0.3])
-    attention = torch.zeros(1, 2, 6)
-    attention[0, :, :4] = sums / 2
-    monkeypatch.setattr(spindlekv, "window_attention", lambda layer, window: attention)
-    layer = naive.random_prefill(6, layers=1, query_heads=1, kv_heads=1).layers[0]
-
-    def order(score: str) -> list[int]:
-        method = SpindleKV(window=2, score=score)
-        kept = [set(method.rows_to_keep(layer, 2, n)[0].tolist()) for n in range(5)]
-        return [(kept[n + 1] - kept[n]).pop() for n in range(4)]
-
-    assert order("window") == [0, 3, 1, 2]
-    assert order("literal") == [3, 0, 2, 1]
-    assert (sums / torch.tensor([6, 5, 4, 3])).tolist() == pytest.approx(
-        [0.0667, 0.04, 0.05, 0.10], abs=1e-4
-    )
 
 
 def test_window_scores_leave_the_window_out():

@@ -1,3 +1,5 @@
+"""The presets of papers: what they set, which printed numbers they find, whether they run."""
+
 from __future__ import annotations
 
 import csv
@@ -6,15 +8,11 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import hydra
 import pytest
-from handmade import PROTOCOL, header, records, write_shard
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from typer.testing import CliRunner
 
-from kvbench.cli.main import app
 from kvbench.config.catalog import Choice, choices
 from kvbench.config.planning import plan_from_config
 from kvbench.config.sweeper import folded_jobs
@@ -24,8 +22,10 @@ from kvbench.records.reader import read_shards
 from kvbench.report.paper.figure import FigureSpec
 from kvbench.report.paper.published import published_table
 from kvbench.report.paper.scores import ScoreNumbers
-from kvbench.report.paper.table import Beside, paper_csv, paper_sheets
-from kvbench.report.table.table import Table, tables_of
+from kvbench.report.paper.table import Beside, paper_csv
+from kvbench.report.table.table import tables_of
+from support.cli import done
+from support.runs import header, records, write_shard
 
 EXPERIMENTS = {
     choice.name: choice
@@ -43,24 +43,12 @@ def is_figure(choice: Choice) -> bool:
     return "figure" in choice.config.get("experiment", {})
 
 
-@pytest.fixture
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        yield
-
-
 def plans_of(choice: Choice, *words: str) -> list[Plan]:
     """One plan a job, as the sweeper makes them."""
     params = choice.config.get("hydra", {}).get("sweeper", {}).get("params", {})
     swept = hydra_words([*(f"{axis}={values}" for axis, values in params.items()), *words])
     parsed = OverridesParser.create().parse_overrides([f"experiment={choice.name}", *swept])
     return [plan_from_config(hydra.compose("config", job), job) for job in folded_jobs(parsed)]
-
-
-def cli(*words: str) -> str:
-    done = CliRunner().invoke(app, list(words), catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return done.stdout
 
 
 @pytest.fixture(scope="module")
@@ -169,143 +157,9 @@ def test_methods_of_the_user_replace_the_presets(word: str) -> None:
 
 
 def test_list_and_show_know_the_presets_by_paper() -> None:
-    text = cli("list", "experiments")
+    text = done("list", "experiments")
     assert "spindlekv/table10" in text and "Appendix D.1".lower() in text.lower()
-    assert "spindlekv-table10" in cli("show", "experiment=spindlekv/table10")
-
-
-ONE_ROW = Beside(published_table("spindlekv/table2"), {"FullKV": ["fullkv"]})
-
-
-def small_table(folder: Path, scores: dict[str, dict[str, list[float]]], **changes: Any) -> Table:
-    tasks = list(next(iter(scores.values())))
-    head = header(labels=list(scores), tasks=tasks, **changes)
-    head["config"]["limit"] = None
-    write_shard(folder, head, records(scores))
-    (table,) = tables_of(folder)
-    return table
-
-
-SIX = ("narrativeqa", "2wikimqa", "qmsum", "triviaqa", "passage_count", "lcc")
-LLAMA3 = {"name": "llama3-8b-instruct", "path": "p", "dtype": "bfloat16", "revision": None}
-PAPER = {**PROTOCOL, "name": "paper"}
-
-
-def test_a_cell_holds_ours_published_and_the_difference(tmp_path: Path) -> None:
-    scores = {"fullkv": {task: [0.25] for task in SIX}}
-    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
-    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
-    narrativeqa, average = sheet.rows[0].cells[3], sheet.rows[0].cells[-1]
-    assert (narrativeqa.text, narrativeqa.below) == ("25.00", "24.50\n+0.50")
-    assert (average.text, average.below) == ("25.00", "39.77\n-14.77")
-    assert not any("cannot be compared" in note for note in sheet.notes)
-
-
-def test_a_footnote_marks_the_printed_number(tmp_path: Path) -> None:
-    tasks = [f.task for f in published_table("spindlekv/table10").figures][:16]
-    scores = {"spindlekv@0.3": {task: [0.25] for task in tasks}}
-    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
-    beside = Beside(published_table("spindlekv/table10"), {"SpindleKV": ["spindlekv"]})
-    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
-    marked = [cell.below for row in sheet.rows for cell in row.cells if "¹" in cell.below]
-    assert marked == ["60.04¹\n-35.04"]
-
-
-def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> None:
-    data = {**header()["data"], "setting": "sample"}
-    scores = {"fullkv": {task: [0.25] for task in SIX}}
-    table = small_table(tmp_path, scores, data=data)
-    table.headers[-1].stated["limit"] = 2
-    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
-    assert sheet.rows[0].cells[3].below == "24.50\n+0.50†"
-    (note,) = (note for note in sheet.notes if note.startswith("†"))
-    for reason in (
-        "other model (ours m, published llama3-8b-instruct)",
-        "other data",
-        "fewer samples (the first 2 of each task)",
-        "other protocol (ours official, published paper)",
-    ):
-        assert reason in note
-
-
-def test_a_changed_field_of_the_papers_protocol_is_marked(tmp_path: Path) -> None:
-    scores = {"fullkv": {task: [0.25] for task in SIX}}
-    table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
-    (paper,) = (choice.config for choice in choices("protocol") if choice.name == "paper")
-    for changed, marks in (({}, 0), ({"max_new_tokens": 16}, 1)):
-        table.headers[-1].stated["protocol"] = {**paper, **changed}
-        (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
-        said = [note for note in sheet.notes if "other protocol (ours max_new_tokens=16)" in note]
-        assert len(said) == marks
-
-
-def test_a_row_that_was_not_run_shows_what_was_published(tmp_path: Path) -> None:
-    table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
-    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
-    assert (sheet.rows[1].cells[3].text, sheet.rows[1].cells[3].below) == ("-", "24.00")
-
-
-def test_an_average_needs_every_printed_task(tmp_path: Path) -> None:
-    table = small_table(tmp_path, {"fullkv": {"narrativeqa": [0.25]}})
-    (sheet,) = paper_sheets(ONE_ROW, ScoreNumbers([table]))
-    assert sheet.rows[0].cells[3].text == "25.00"
-    assert sheet.rows[0].cells[-1].text == "-"
-
-
-def test_the_best_of_several_rows_counts_on_each_task(tmp_path: Path) -> None:
-    tasks = [f.task for f in published_table("kvcrush/table3").figures][:15]
-    one = {task: [0.1 * (i % 2)] for i, task in enumerate(tasks)}
-    other = {task: [0.1 * (1 - i % 2)] for i, task in enumerate(tasks)}
-    scores = {"kvcrush@2048[base=h2o]": one, "kvcrush@2048": other}
-    table = small_table(tmp_path, scores, model=LLAMA3)
-    rows = {"KVCrush*": ["kvcrush[base=h2o]", "kvcrush"]}
-    sheets = paper_sheets(Beside(published_table("kvcrush/table3"), rows), ScoreNumbers([table]))
-    starred = sheets[1].rows[-1].cells
-    assert starred[0].text.startswith("KVCrush*")
-    assert {cell.text for cell in starred[3:]} == {"10.00"}
-
-
-def test_a_printed_ratio_takes_our_nearest_budget(tmp_path: Path) -> None:
-    values = {"0.4": 0.4, "0.3": 0.3, "0.1": 0.1}
-    scores = {f"spindlekv@{b}": {task: [v] for task in SIX} for b, v in values.items()}
-    table = small_table(tmp_path, scores, model=LLAMA3)
-    beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
-    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
-    found = {
-        row.cells[2].text: row.cells[3].text for row in sheet.rows if "w/." in row.cells[1].text
-    }
-    assert found == {"39.1%": "40.00", "29.3%": "30.00", "21.2%": "-"}
-
-
-def test_report_of_an_experiment_reads_its_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["report", "experiment=spindlekv/table2"])
-    assert done.exit_code == 2 and "kvbench run experiment=spindlekv/table2" in done.stderr
-    scores = {"fullkv": {task: [0.25] for task in SIX}}
-    small_table(Path("results/runs/spindlekv-table2"), scores, model=LLAMA3)
-    small_table(Path("mine"), scores, model=LLAMA3)
-    for form in ("terminal", "markdown", "latex", "csv"):
-        text = cli("report", "experiment=spindlekv/table2", "--format", form)
-        assert "25.00" in text and "39.77" in text
-    assert "39.77" in cli("report", "experiment=spindlekv/table2", "out=mine")
-    assert "<!doctype html>" in cli("report", "experiment=spindlekv/table2", "--format", "html")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["experiment=spindlekv/tabel2"], "did you mean spindlekv/table2?"),
-        (["experiment=spindlekv/table2", "limit=2"], "'limit=2' is no word of a report"),
-        (["one", "two"], "2 folders are given"),
-        (["experiment=first-table"], "give out=FOLDER as well"),
-    ],
-)
-def test_words_that_a_report_cannot_use_are_refused(words: list[str], said: str) -> None:
-    done = CliRunner().invoke(app, ["report", *words])
-    assert done.exit_code == 2
-    assert said in done.stderr and done.stderr.count("\n") == 1
+    assert "spindlekv-table10" in done("show", "experiment=spindlekv/table10")
 
 
 def short_records(task: str) -> Iterator[str]:
@@ -333,11 +187,11 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
         words += ["speed.context=512", "speed.generate=3", "speed.repeats=1"]
     if name in CLASSIFIERS:
         words = ["model=tiny-random", "limit=2", "classifier.encoder=null"]
-    cli("run", f"experiment={name}", *words)
+    done("run", f"experiment={name}", *words)
     folder = Path("results", "runs", name.replace("/", "-"))
     shards = read_shards(folder)
     assert all(record.error is None for shard in shards for record in shard.records)
-    report = cli("report", f"experiment={name}")
+    report = done("report", f"experiment={name}")
     if "needle" in suites:
         assert list(folder.glob("figures/*-heatmaps.png"))
     if name in SPEEDS + CLASSIFIERS:

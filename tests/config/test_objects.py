@@ -9,7 +9,6 @@ from typing import Any
 import hydra
 import pytest
 import yaml
-from conftest import CONF
 from hydra.errors import HydraException
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,6 +21,7 @@ from kvbench.config.objects import built, instantiated
 from kvbench.config.planning import plan_from_config
 from kvbench.model.spec import ModelSpec
 from kvbench.plan.protocol import Protocol
+from support.paths import CONF
 
 VALUES = (None, True, 3, -1, 2.5, float("nan"), "abc", "", [], [1, "x"], {}, {"a": 1})
 WRITTEN = ("null", "true", "3", "-1", "2.5", "nan", "abc", "''", "[]", "[1,x]", "{}", "{a:1}")

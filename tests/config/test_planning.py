@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,7 @@ from kvbench.config.sweeper import folded_jobs
 from kvbench.plan.plan import Plan
 from kvbench.tasks.task import Sample
 
-
-@pytest.fixture(autouse=True)
-def composer() -> Iterator[None]:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        yield
+pytestmark = pytest.mark.usefixtures("composing")
 
 
 def plan_of(*words: str) -> Plan:

@@ -14,8 +14,8 @@ import pytest
 
 from kvbench.data.files import SAMPLES
 from kvbench.tasks.longbench import LONGBENCH_16
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 DATA = Path(os.environ.get("KVBENCH_DATA", "/nowhere")) / "longbench"
 
 FIELDS = {

@@ -7,21 +7,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
-from naive_decode import (
-    GROUP,
-    KV_HEADS,
-    NaiveBlocks,
-    NaiveBook,
-    NaiveH2O,
-    NaiveHead,
-    NaiveStream,
-    Row,
-    lists_of_rows,
-    naive_decode,
-)
 from torch import Tensor
 
 from kvbench.cache.store import Compressed
@@ -37,6 +24,19 @@ from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.model.loading import LoadedModel
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
+from support import naive
+from support.naive_decode import (
+    GROUP,
+    KV_HEADS,
+    NaiveBlocks,
+    NaiveBook,
+    NaiveH2O,
+    NaiveHead,
+    NaiveStream,
+    Row,
+    lists_of_rows,
+    naive_decode,
+)
 
 TOKENS = 60
 PROMPT = torch.randint(3, 250, (TOKENS,), generator=torch.Generator().manual_seed(11))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import runpy
-from pathlib import Path
 
 from kvbench.config.methods_document import methods_document
+from support.paths import ROOT
 
-ROOT = Path(__file__).resolve().parent.parent
 REMEDY = "run: python scripts/write_documents.py"
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
-from handmade import A_RECORD, header, records, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.base.errors import UserError
@@ -18,9 +17,10 @@ from kvbench.gate.texts import junit, verdict_lines, verdict_summary
 from kvbench.gate.verdict import Tolerance, Verdict, judged
 from kvbench.records.reader import read_shards
 from kvbench.records.record import Record
+from support.paths import ROOT
+from support.runs import A_RECORD, header, records, write_shard
 
 LABELS = ("fullkv", "snapkv@0.2")
-ROOT = Path(__file__).resolve().parent.parent
 
 
 def run_of(folder: Path, lines: Sequence[Record], labels: Sequence[str] = LABELS) -> Path:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import one_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from kvbench.classifier import trained as classifier
 from kvbench.model.chat import chat_around
 from kvbench.model.loading import ModelSpec, load
 from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
+from support.cli import one_line
 
 CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
 MODULES = {

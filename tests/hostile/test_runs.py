@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from handmade import header, records, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_heatmap import needle_header, needle_records
-from test_page import CHROMIUM, in_chromium
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.report.look import Look
 from kvbench.report.page.page import page
 from kvbench.report.table.table import tables_of
+from support.chromium import in_chromium, needs_chromium
+from support.needles import needle_header, needle_records
+from support.runs import header, records, write_shard
 
 SCORES = {
     "fullkv": {"qasper": [1.0, 0.5], "trec": [1.0]},
@@ -160,7 +160,7 @@ def attacked_page(folder: Path, attack: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+@needs_chromium
 def test_no_text_of_a_run_executes_in_a_browser(tmp_path: Path) -> None:
     pages = [attacked_page(tmp_path / str(n), attack) for n, attack in enumerate(ATTACKS)]
     opened = (

@@ -17,7 +17,6 @@ from typer.testing import CliRunner
 pytest.importorskip("lm_eval", reason="the extra lmeval is not installed")
 
 import datasets
-from conftest import one_line, shipped_spec
 from lm_eval import simple_evaluate
 from lm_eval.models.huggingface import HFLM
 from lm_eval.tasks import TaskManager
@@ -34,6 +33,8 @@ from kvbench.plan.plan import Plan
 from kvbench.prefill.capture import capture
 from kvbench.records.reader import distinct, lines_of_kind, read_shards
 from kvbench.records.record import Record
+from support.cli import one_line
+from support.models import shipped_spec
 
 TINY = ["model=tiny-random", "model.device=cpu"]
 LOGPROB = 1e-4

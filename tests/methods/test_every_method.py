@@ -8,16 +8,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import reduce
 from operator import or_
-from pathlib import Path
 from statistics import fmean
 
-import naive
 import pytest
 import torch
 import yaml
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from kvbench.cache.ledger import ledger
 from kvbench.compress.budget import Budget
@@ -31,21 +26,9 @@ from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
-
-CONF = Path(__file__).resolve().parent.parent / "conf" / "method"
-CHOICES = sorted(p.stem for p in CONF.glob("*.yaml"))
-assert CHOICES
-
-
-def _method(choice: str) -> Method:
-    with initialize_config_module("kvbench.conf", version_base="1.3"):
-        node = OmegaConf.to_container(compose("config", [f"method={choice}"]).method, resolve=True)
-    method = instantiate(node, _convert_="all")
-    assert isinstance(method, Method)
-    return method
-
-
-METHODS = {choice: _method(choice) for choice in CHOICES}
+from support import naive
+from support.methods import CHOICES, METHODS
+from support.paths import CONF
 
 
 @pytest.fixture(params=CHOICES)
@@ -92,13 +75,13 @@ def _positions(cache):
 
 
 def test_the_yaml_states_every_field_and_the_dataclass_default(choice, method):
-    node = yaml.safe_load((CONF / f"{choice}.yaml").read_text(encoding="utf-8"))
+    node = yaml.safe_load((CONF / "method" / f"{choice}.yaml").read_text(encoding="utf-8"))
     preset = "_target_" not in node
     stated = {k: v for k, v in node.items() if k not in ("_target_", "defaults")}
     defaults = vars(type(method)())
     if preset:
         assert stated.keys() <= defaults.keys()
-        head = (CONF / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()[0]
+        head = (CONF / "method" / f"{choice}.yaml").read_text(encoding="utf-8").splitlines()[0]
         assert head.startswith("# "), "a preset names its source in its first line"
     else:
         wrapped = {k: v for k, v in defaults.items() if isinstance(v, Method)}
@@ -403,7 +386,10 @@ def captured(tiny):
 @where(lambda m: m.acts_after_prefill)
 def test_the_first_token_is_fullkvs(method, tiny, captured):
     full, other = _decoded(
-        tiny, captured, [keep_whole(captured), fit_budget(method, captured, Budget(fraction=0.1))], 150
+        tiny,
+        captured,
+        [keep_whole(captured), fit_budget(method, captured, Budget(fraction=0.1))],
+        150,
     )
     assert other[0] == full[0]
 
@@ -417,6 +403,9 @@ def test_budget_one_decodes_as_fullkv(method, tiny, captured):
 
 def test_more_tokens_than_the_prompt_has_decode_as_fullkv(method, tiny, captured):
     full, other = _decoded(
-        tiny, captured, [keep_whole(captured), fit_budget(method, captured, Budget(tokens=151))], 150
+        tiny,
+        captured,
+        [keep_whole(captured), fit_budget(method, captured, Budget(tokens=151))],
+        150,
     )
     assert other == full

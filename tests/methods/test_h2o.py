@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 
@@ -13,6 +12,7 @@ from kvbench.cache.ledger import ledger
 from kvbench.compress.budget import Budget
 from kvbench.methods.h2o import H2O
 from kvbench.prefill.capture import capture
+from support import naive
 
 
 def positions(cache):

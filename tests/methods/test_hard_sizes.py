@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import Any
 
-import naive
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_methods import METHODS
 
 from kvbench.base.errors import UserError
 from kvbench.cache.ledger import ledger
@@ -17,6 +15,8 @@ from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
 from kvbench.compress.method import Method
 from kvbench.prefill.state import Prefill
+from support import naive
+from support.methods import METHODS
 
 AFTER_PREFILL = sorted(name for name, method in METHODS.items() if method.acts_after_prefill)
 HEADS = [(1, 1), (5, 5), (6, 3), (7, 1), (4, 2), (6, 2)]

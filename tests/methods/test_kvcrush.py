@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 from hydra import compose, initialize_config_module
@@ -26,6 +25,7 @@ from kvbench.methods.kvcrush import (
 )
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
+from support import naive
 
 BASES = [
     SnapKV(window=8),
@@ -100,7 +100,9 @@ def test_share_zero_is_the_base(base):
     for budget in (Budget(fraction=0.3), Budget(tokens=5), Budget(tokens=60)):
         crushed = KVCrush(base=base, share=0.0)
         assert _rows(crushed.compress(prefill, budget)) == _rows(base.compress(prefill, budget))
-        assert _rows(fit_budget(crushed, prefill, budget)) == _rows(fit_budget(base, prefill, budget))
+        assert _rows(fit_budget(crushed, prefill, budget)) == _rows(
+            fit_budget(base, prefill, budget)
+        )
 
 
 @pytest.mark.parametrize("base", BASES)

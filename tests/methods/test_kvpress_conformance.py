@@ -8,22 +8,18 @@ from __future__ import annotations
 
 import importlib.util
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra import compose, initialize_config_module
-from hydra.utils import instantiate
-from omegaconf import OmegaConf
 
 from kvbench.compress.budget import Budget
 from kvbench.compress.method import Method
-from kvbench.config.words import hydra_words
 from kvbench.model.loading import LoadedModel, ModelSpec, wrap
 from kvbench.prefill.capture import capture
+from support.methods import composed
+from support.paths import ROOT, TESTS
 
-HERE = Path(__file__).resolve().parent
-FIXTURE = json.loads((HERE / "fixtures" / "kvpress-0.5.5.json").read_text(encoding="utf-8"))
+FIXTURE = json.loads((TESTS / "fixtures" / "kvpress-0.5.5.json").read_text(encoding="utf-8"))
 CASES = FIXTURE["cases"]
 
 
@@ -60,7 +56,7 @@ NO_FIELD = {"compression_ratio", "layerwise", "kvzip_plus_normalization"}
 
 
 def _script() -> Any:
-    path = HERE.parent / "scripts" / "kvpress_fixture.py"
+    path = ROOT / "scripts" / "kvpress_fixture.py"
     spec = importlib.util.spec_from_file_location("kvpress_fixture", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -98,14 +94,6 @@ def models() -> dict[bool, LoadedModel]:
     }
 
 
-def _composed(words: list[str]) -> Method:
-    with initialize_config_module("kvbench.conf", version_base="1.3"):
-        node = compose("config", hydra_words(words)).method
-    method = instantiate(OmegaConf.to_container(node, resolve=True), _convert_="all")
-    assert isinstance(method, Method)
-    return method
-
-
 def _method(case: dict[str, Any]) -> Method:
     """The preset with the case's settings in place of its own."""
     choice, fields = PRESETS[case["press"]]
@@ -114,7 +102,7 @@ def _method(case: dict[str, Any]) -> Method:
     words = [f"method.{fields[k]}={v}" for k, v in settings.items() if k in fields]
     if settings.get("layerwise"):
         words.append("method.level=layer")
-    return _composed([*choice, *words])
+    return composed([*choice, *words])
 
 
 def _kept_by_kvpress(case: dict[str, Any]) -> list[list[list[int]]]:
@@ -133,7 +121,7 @@ def test_every_press_has_its_cases():
 def test_a_preset_has_the_defaults_of_its_press(press):
     choice, _ = PRESETS[press]
     first = next(case for case in CASES if case["press"] == press)
-    assert _composed(choice) == _method(first)
+    assert composed(choice) == _method(first)
 
 
 @pytest.mark.parametrize("case", CASES, ids=map(_name, CASES))

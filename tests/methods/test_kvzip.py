@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from typing import Any
 
-import naive
 import pytest
 import torch
 from torch import Tensor
@@ -29,6 +28,7 @@ from kvbench.prefill.reconstruction import (
     reconstruction_scores,
     template_around,
 )
+from support import naive
 
 PROMPT = torch.randint(3, 90, (80,), generator=torch.Generator().manual_seed(5))
 SETTINGS = Reconstruction(30, "Repeat:", "Repeat_from:", 8, None)

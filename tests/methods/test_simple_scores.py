@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 from torch import Tensor
@@ -17,6 +16,7 @@ from kvbench.methods.random import Random
 from kvbench.methods.tova import TOVA
 from kvbench.prefill.capture import capture, query_statistics
 from kvbench.prefill.needs import Needs
+from support import naive
 
 
 def positions(cache):

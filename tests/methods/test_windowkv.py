@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import naive
 import pytest
 import torch
 
@@ -22,6 +21,7 @@ from kvbench.methods.windowkv import (
 )
 from kvbench.tasks.longbench import LONGBENCH_16, LongBench
 from kvbench.tasks.task import Sample
+from support import naive
 
 
 def _rows(cache, layer=0, head=0):

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import hydra
-import naive
 import pytest
 import torch
-from conftest import one_line
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
@@ -31,12 +27,9 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
-
-
-@pytest.fixture
-def composing() -> Iterator[None]:
-    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        yield
+from support import naive
+from support.cli import one_line
+from support.paths import CONF
 
 
 def planned(*words: str) -> Plan:
@@ -65,7 +58,7 @@ def test_a_nested_method_is_spelled_as_a_packaged_group():
 
 
 def test_every_method_yaml_that_scores_rows_can_be_a_base(composing):
-    names = [p.stem for p in (Path(__file__).parents[1] / "conf/method").glob("*.yaml")]
+    names = [p.stem for p in (CONF / "method").glob("*.yaml")]
     bases = {}
     for name in names:
         words = hydra_words(["method=adakv", f"method/base={name}"])

@@ -10,13 +10,13 @@ from pathlib import Path
 import gguf
 import pytest
 import torch
-from conftest import one_line
 from transformers import AutoModelForCausalLM
 
 from kvbench.base.errors import UserError
 from kvbench.model import loading as model_module
 from kvbench.model.loading import LoadedModel, ModelSpec, load, model_identity
 from kvbench.model.spec import packaged_gguf
+from support.cli import one_line
 
 
 def write_gguf(path: Path, architecture: str = "llama") -> Path:

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from families import random_network, saved
+
+from support.families import random_network, saved
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 

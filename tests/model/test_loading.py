@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from conftest import CONF, one_line, shipped_spec
-from families import random_network, saved
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -25,6 +23,10 @@ from kvbench.model.random import byte_tokenizer
 from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
+from support.cli import one_line
+from support.families import random_network, saved
+from support.models import shipped_spec
+from support.paths import CONF
 
 IDS = torch.arange(3, 40)
 

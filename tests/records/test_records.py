@@ -12,7 +12,6 @@ import time
 from pathlib import Path
 
 import pytest
-from handmade import A_RECORD, header, typed_header, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,14 +23,14 @@ from kvbench.records.writer import Writer
 from kvbench.report.look import Look
 from kvbench.report.render import report
 from kvbench.report.sheets.status import status_text
-
-ROOT = Path(__file__).resolve().parent.parent
+from support.paths import ROOT, TESTS
+from support.runs import A_RECORD, header, typed_header, write_shard
 
 WRITE_FOREVER = """
 import sys
 from dataclasses import replace
 from pathlib import Path
-from handmade import A_RECORD, typed_header
+from support.runs import A_RECORD, typed_header
 from kvbench.records.writer import Writer
 with Writer(Path(sys.argv[1]), typed_header()) as writer:
     for i in range(10**9):
@@ -121,7 +120,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_record(tmp_path: Path) -> No
 
     done = subprocess.run(
         [sys.executable, "-c", WRITE_FOREVER, str(tmp_path / "run"), "a"],
-        cwd=ROOT / "tests",
+        cwd=TESTS,
         preexec_fn=limit_file_size,
         capture_output=True,
         text=True,
@@ -135,9 +134,7 @@ def test_a_full_disk_is_one_line_and_leaves_no_torn_record(tmp_path: Path) -> No
 
 def test_a_killed_writer_loses_at_most_the_line_being_written(tmp_path: Path) -> None:
     writers = [
-        subprocess.Popen(
-            [sys.executable, "-c", WRITE_FOREVER, str(tmp_path), name], cwd=ROOT / "tests"
-        )
+        subprocess.Popen([sys.executable, "-c", WRITE_FOREVER, str(tmp_path), name], cwd=TESTS)
         for name in ("a", "b")
     ]
     deadline = time.monotonic() + 60

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import one_line
 
 from kvbench.api import run_words
 from kvbench.base.errors import UserError
@@ -24,6 +23,7 @@ from kvbench.prefill.needs import Needs
 from kvbench.prefill.state import Prefill
 from kvbench.records.reader import distinct, read_shards
 from kvbench.run.memory import decode_bytes, prefill_bytes
+from support.cli import one_line
 
 
 @pytest.mark.parametrize(

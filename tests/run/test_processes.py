@@ -17,7 +17,6 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from slurm_on_loopback import PROGRAMS, program, running_slurm
 from typer.testing import CliRunner
 
 from kvbench.api import run_words
@@ -28,6 +27,7 @@ from kvbench.records.reader import distinct, read_shards
 from kvbench.run.loop import interleaved
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample, Task
+from support.slurm import PROGRAMS, program, running_slurm
 
 pytestmark = pytest.mark.timeout(1200)  # other processes, which start slowly on busy cores
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).resolve().parent.parent / "scripts" / "peak_memory.py"
+from support.paths import ROOT
+
+SCRIPT = ROOT / "scripts" / "peak_memory.py"
 
 
 @pytest.mark.slow

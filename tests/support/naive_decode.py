@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import naive
 import torch
 from torch import Tensor
 
 from kvbench.cache.store import Compressed
+from support import naive
 
 QUERY_HEADS, KV_HEADS, DIM = 4, 2, 16
 GROUP = QUERY_HEADS // KV_HEADS

@@ -15,9 +15,9 @@ from kvbench.base.errors import UserError
 from kvbench.data.source import open_source
 from kvbench.tasks.longbench import LONGBENCH_16, LONGBENCH_E, LONGBENCH_ZH, LongBench
 from kvbench.tasks.suite import Suite
+from support.paths import CONF
 
 DATA = os.environ.get("KVBENCH_DATA")
-CONF = Path(__file__).resolve().parent.parent / "conf" / "task"
 ALL = LONGBENCH_16 + LONGBENCH_ZH
 
 # dataset2maxlen.json
@@ -26,7 +26,7 @@ MAX_NEW_TOKENS_ZH = [64, 128, 512, 64, 32]
 
 
 def suite_of(name: str) -> Suite:
-    suite: Suite = instantiate(OmegaConf.load(CONF / f"{name}.yaml"))
+    suite: Suite = instantiate(OmegaConf.load(CONF / "task" / f"{name}.yaml"))
     return suite
 
 

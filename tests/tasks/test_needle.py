@@ -9,13 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import cli
-from test_prompt import CHATML, STRIPPING, byte_bpe, metaspace_bpe
 
 from kvbench.base.errors import UserError
 from kvbench.config.words import hydra_words
 from kvbench.decode.greedy import Stop
-from kvbench.model.random import byte_tokenizer
 from kvbench.records.reader import distinct, read_shards
 from kvbench.records.record import Record
 from kvbench.tasks.haystack import SAMPLE_HAYSTACK, Hay, grid_of
@@ -23,13 +20,10 @@ from kvbench.tasks.needle import FAMILIES, Needle
 from kvbench.tasks.needle_metrics import classic_scores, digits, number_scores
 from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.task import Sample
+from support.cli import cli
+from support.paths import ROOT
+from support.tokenizers import TOKENIZERS
 
-TOKENIZERS = {
-    "bytes": byte_tokenizer(8192),
-    "merges": byte_bpe(CHATML),
-    "stripping": byte_bpe(STRIPPING),
-    "metaspace": metaspace_bpe(),
-}
 PROSE = (
     "The cat sat down. It was late! Was it? Nobody asked (not even Mrs. Hale.) and the rain, at"
     " 3.14 a minute, went on falling until the lamps were lit.\n\nThen it stopped. "
@@ -372,8 +366,7 @@ def test_fields_that_make_no_needle_are_refused(fields: dict[str, Any], said: st
 
 
 def test_the_default_haystack_is_what_its_script_makes_and_repeats_nothing() -> None:
-    root = Path(__file__).resolve().parents[1]
-    made = runpy.run_path(str(root / "scripts" / "make_haystack.py"))["haystack"]()
+    made = runpy.run_path(str(ROOT / "scripts" / "make_haystack.py"))["haystack"]()
     (path,) = SAMPLE_HAYSTACK.glob("*.txt")
     assert path.read_text(encoding="utf-8") == made
     sentences = re.split(r"(?<=[.!?])\s+", made.strip())

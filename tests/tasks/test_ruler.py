@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_cli import cli, done
-from test_needle import TOKENIZERS
 
 from kvbench.records.reader import distinct, read_shards
 from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.ruler import FAMILIES, Ruler, match_all, match_part
 from kvbench.tasks.task import Sample
+from support.cli import cli, done
+from support.tokenizers import TOKENIZERS
 
 LENGTH = 9000
 BYTES = TOKENIZERS["bytes"]

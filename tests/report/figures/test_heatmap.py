@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from handmade import A_RECORD, header, records, write_shard
 from PIL import Image
-from test_cli import cli
 
-from kvbench.records.record import Record
 from kvbench.report.figures import heatmap
 from kvbench.report.figures import style as figures
 from kvbench.report.look import Look
@@ -28,48 +24,11 @@ from kvbench.report.table.needle import (
     kept_by_layer,
 )
 from kvbench.report.table.table import Table, tables_of
-
-Cells = Mapping[tuple[int, int], float]
+from support.cli import cli
+from support.needles import needle_header, needle_records
+from support.runs import header, records, write_shard
 
 FORMS = ("png", "pdf", "svg")
-
-
-def needle_header(
-    labels: Sequence[str], lengths: Any, depths: Any, **changes: Any
-) -> dict[str, Any]:
-    made = header(labels=labels, tasks=["qasper"])
-    made["tasks"][0] |= {"name": "needle", "group": "Needle", "samples": 4, "max_new_tokens": 30}
-    made["suite"] = "needle"
-    made["config"]["task"] = {
-        "_target_": "kvbench.tasks.needle.Needle",
-        "lengths": lengths,
-        "depths": depths,
-        "profile": "chat",
-    }
-    made["data"] |= {"setting": "needle", "description": "hay", "hashes": {"needle": "h"}}
-    return {**made, **changes}
-
-
-def needle_records(label: str, cells: Cells, kept: Sequence[float] = (0.5, 0.1)) -> list[Record]:
-    return [
-        replace(
-            A_RECORD,
-            key=f"{label} {length} {depth}",
-            suite="needle",
-            task="needle",
-            group="Needle",
-            sample=f"{length} at {depth}%",
-            variant=label,
-            method=label.partition("@")[0],
-            scored_fields={"length": length, "depth": depth},
-            spans={"needle": [3, 9]},
-            span_kept={"needle": list(kept)},
-            metric="overlap",
-            score=score,
-            scores={"overlap": score, "rouge1": score / 2},
-        )
-        for (length, depth), score in cells.items()
-    ]
 
 
 FULL = {(500, 0): 1.0, (500, 100): 1.0, (1000, 0): 1.0, (1000, 100): 1.0}

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from handmade import header, records, write_shard
 
 from kvbench.report.forms.latex import latex
 from kvbench.report.look import Look
@@ -19,6 +18,7 @@ from kvbench.report.paper.table import Beside, paper_sheets
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow
 from kvbench.report.sheets.scores import sheets_of
 from kvbench.report.table.table import tables_of
+from support.runs import header, records, write_shard
 
 TABLES = published_tables()
 

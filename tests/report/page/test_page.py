@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
@@ -17,8 +14,9 @@ from kvbench.report.look import Look
 from kvbench.report.page.page import page
 from kvbench.report.page.view import memory, task_views
 from kvbench.report.table.table import Table, tables_of
+from support.chromium import in_chromium, needs_chromium
+from support.runs import header, records, write_shard
 
-CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 VOID = {"meta", "br", "wbr", "input", "link", "img", "hr"}
 
 SCORES = {
@@ -216,18 +214,6 @@ def test_the_page_of_an_analysis_holds_its_figure_and_its_table(tmp_path: Path) 
     assert "scores" not in set(outline.attributes("id"))
 
 
-def in_chromium(path: Path, folder: Path, width: int) -> str:
-    """The page's document after its scripts ran."""
-    assert CHROMIUM is not None
-    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"]
-    flags += ["--disable-background-networking", "--disable-component-update", "--disable-sync"]
-    flags += [f"--user-data-dir={folder}", f"--window-size={width},900", "--dump-dom"]
-    done = subprocess.run(
-        [CHROMIUM, *flags, path.as_uri()], capture_output=True, text=True, timeout=120, check=True
-    )
-    return done.stdout
-
-
 PROBE = """<script>
 document.querySelectorAll("details").forEach((part) => { part.open = true; });
 document.querySelector("button[data-series='snapkv']").click();
@@ -240,7 +226,7 @@ document.body.dataset.found = JSON.stringify(found);
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed: apt-get install chromium")
+@needs_chromium
 @pytest.mark.parametrize("width", [1280, 500])
 def test_in_a_browser_nothing_overflows_and_buttons_single_out_a_method(
     tmp_path: Path, width: int

@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import fmean
 
 import pytest
-from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
 from kvbench.report.paper.drawing import draw
 from kvbench.report.paper.figure import FigurePart, FigureSpec, figure_csv, figure_sheets, parts
 from kvbench.report.table.table import Table, tables_of
+from support.runs import header, records, write_shard
 
 ALONE = "kvcrush@512[base=h2o_kvf,share=0.0]"
 SCORES = {

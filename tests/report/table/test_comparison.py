@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from handmade import header, records, write_shard
 from typer.testing import CliRunner
 
 from kvbench.cli.main import app
@@ -14,6 +13,7 @@ from kvbench.report.table.columns import best_rows, columns_of
 from kvbench.report.table.comparison import comparison, difference, score_interval
 from kvbench.report.table.stats import holm, mean_interval
 from kvbench.report.table.table import Table, tables_of
+from support.runs import header, records, write_shard
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import header, records, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.cli.main import app
 from kvbench.report.table.runs import changed_samples, compare_runs
+from support.runs import header, records, write_shard
 
 BEFORE = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.5, 0.0]}}
 AFTER = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.0, 0.25]}}

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from handmade import A_RECORD, PROTOCOL, header, records, write_shard
 from typer.testing import CliRunner, Result
 
 from kvbench.cli.main import app
@@ -18,6 +17,7 @@ from kvbench.report.table.columns import best_rows, columns_of
 from kvbench.report.table.comparison import score_interval
 from kvbench.report.table.table import Table, tables_of
 from kvbench.tasks.longbench import LONGBENCH_16
+from support.runs import A_RECORD, PROTOCOL, header, records, write_shard
 
 Scores = Mapping[str, Mapping[str, Sequence[float]]]
 

@@ -1,0 +1,1 @@
+"""What several test files share: helpers, hand-made data, slow twins. Fixtures: conftest.py."""

@@ -1,0 +1,9 @@
+"""Where things stand in the checkout."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CONF = ROOT / "conf"
+TESTS = ROOT / "tests"
