@@ -32,16 +32,24 @@ def reached_modules(roots: tuple[str, ...], within: tuple[str, ...]) -> tuple[st
         if name in found:
             continue
         found.add(name)
-        waiting += imported_modules(source_of(name), within)
+        waiting += imported_modules(source_of(name), within, package=name.rpartition(".")[0])
     return tuple(sorted(found))
 
 
-def imported_modules(path: Path | None, within: Sequence[str]) -> list[str]:
-    """Return the names of the modules inside `within` that a source file imports anywhere."""
+def imported_modules(
+    path: Path | None, within: Sequence[str], package: str | None = None
+) -> list[str]:
+    """Return the names of the modules inside `within` that a source file imports anywhere.
+
+    Args:
+        path: the file; None imports nothing.
+        within: modules or packages.
+        package: where the file stands, for imports from `.`; None: these are left out.
+    """
     if path is None:
         return []
     found = []
-    for name, member in _imports(_parsed(path)):
+    for name, member in _imports(_parsed(path), package):
         inner = f"{name}.{member}" if member else name
         for module in (inner, name):
             if _is_within(module, within) and source_of(module) is not None:
@@ -98,17 +106,21 @@ def _parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[str, str]]:
+def _imports(tree: ast.AST, package: str | None) -> Iterator[tuple[str, str]]:
     """Yield the module and the member of each import, those for type checkers left out."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             continue
         if isinstance(node, ast.Import):
             yield from ((alias.name, "") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield from ((node.module, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level == 1 and package is not None:
+                module = f"{package}.{module}".rstrip(".")
+            if module and (not node.level or package is not None):
+                yield from ((module, alias.name) for alias in node.names)
         else:
-            yield from _imports(node)
+            yield from _imports(node, package)
 
 
 def _is_text(statement: ast.stmt) -> bool:

@@ -35,6 +35,7 @@ ROAD = (
     "kvbench.tasks.task",
     "kvbench.plan.protocol",
     "kvbench.run.prepare",
+    "kvbench.run.caches",
     "kvbench.run.sample",
 )
 """Modules and packages whose code can change a result, as far as a run reaches them."""

@@ -70,7 +70,7 @@ class CaptureCache:
 
         An entry that lacks something of what is needed is made anew, with what it had.
         """
-        key = _key(model, ids, plan)
+        key = prefill_key(model, ids, plan)
         wanted = replace(needs, classifiers=frozenset())
         if plan is None:
             wanted = wanted | ALWAYS
@@ -128,8 +128,8 @@ class CaptureCache:
             total -= sizes[path].st_size
 
 
-def _key(model: LoadedModel, ids: Tensor, plan: PruningSchedule | None) -> str:
-    """Name of the prefill: weights, prompt, pruning, code, libraries and device."""
+def prefill_key(model: LoadedModel, ids: Tensor, plan: PruningSchedule | None) -> str:
+    """Name a prefill by weights, prompt, pruning, code, libraries and device: 32 hex digits."""
     parts = [
         model.fingerprint,
         ids.tolist(),
