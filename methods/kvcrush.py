@@ -34,10 +34,11 @@ from kvbench.cache.store import Compressed
 from kvbench.compress.budget import Budget
 from kvbench.compress.method import Method, check_choice, check_range
 from kvbench.compress.scoring import ScoringMethod, check_base
-from kvbench.methods.snapkv import SnapKV
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.selection import top_rows, with_window
 from kvbench.prefill.state import LayerState, Prefill
+
+from .snapkv import SnapKV
 
 
 @dataclass(frozen=True)

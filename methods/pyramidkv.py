@@ -19,8 +19,9 @@ from dataclasses import dataclass
 
 from kvbench.compress.budget import Budget, capped_line, rounded_to_sum, whole, window_and_context
 from kvbench.compress.method import check_choice, check_range
-from kvbench.methods.snapkv import SnapKV
 from kvbench.prefill.state import Prefill
+
+from .snapkv import SnapKV
 
 
 @dataclass(frozen=True)

@@ -64,9 +64,12 @@ def imports_of(module: str) -> Iterator[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            assert not node.level, f"{module} imports relatively"
-            inner = [f"{node.module}.{alias.name}" for alias in node.names]
-            names = [name if name in MODULES else str(node.module) for name in inner]
+            source = str(node.module)
+            if node.level:  # methods that stand on another one, beside it
+                assert node.level == 1 and package_of(module) == "methods", module
+                source = f"kvbench.methods.{source}"
+            inner = [f"{source}.{alias.name}" for alias in node.names]
+            names = [name if name in MODULES else source for name in inner]
         else:
             continue
         yield from (name for name in names if name.partition(".")[0] == "kvbench")
