@@ -119,10 +119,10 @@ class PyramidInfer(Method):
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return what the pruning prefill left; nothing more is dropped."""
         tokens, layers = prefill.tokens, len(prefill.layers)
-        plan = self.pruning_schedule(tokens, layers, budget)
+        pruning = self.pruning_schedule(tokens, layers, budget)
         fed = tuple(layer.tokens for layer in prefill.layers)
-        if plan is not None and fed != tuple(n + plan.tail for n in plan.context):
-            raise ValueError("PyramidInfer needs the prefill of its own plan")
+        if pruning is not None and fed != tuple(n + pruning.tail for n in pruning.context):
+            raise ValueError("PyramidInfer needs the prefill of its own pruning")
         schedule = self.schedule(tokens, layers, budget)
         stores: list[Store] = [store_whole(layer) for layer in prefill.layers]
         if self.during_decode:

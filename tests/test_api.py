@@ -366,3 +366,19 @@ def test_on_the_embedded_model_the_call_and_the_command_agree(
         for side in (run, kvbench.load_run(tmp_path / "command"))
     ]
     assert sides[0] == sides[1]
+
+
+@pytest.mark.slow
+def test_the_readmes_python_runs_as_it_stands(
+    smollm2: object, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## As a library")[2].partition("\n## ")[0]
+    blocks = [block.partition("```")[0] for block in section.split("```python\n")[1:]]
+    assert len(blocks) == 2
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block, names)
+    scores = names["scores"]
+    assert isinstance(scores, pandas.Series) and len(scores) == 10

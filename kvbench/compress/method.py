@@ -49,7 +49,7 @@ class Method(ABC):
     def pruning_schedule(self, tokens: int, layers: int, budget: Budget) -> PruningSchedule | None:
         """How the prefill of a prompt prunes for this method; None: the ordinary prefill.
 
-        Methods with equal plans share one capture. `compress` is given a prefill of this plan.
+        Methods with equal schedules share one prefill, and `compress` is given it.
 
         Args:
             tokens: T.

@@ -92,9 +92,9 @@ def decode(
     room = len(feed) + stop.max_new_tokens
     with torch.inference_mode():
         positions = _next_positions(batch, start)
-        run = Rows(batch, model.geometry.kv_heads, room)
+        rows = Rows(batch, model.geometry.kv_heads, room)
         batch.clear()
-        return _greedy(model, run, positions, stop, first_logits, feed, wanted, on_token)
+        return _greedy(model, rows, positions, stop, first_logits, feed, wanted, on_token)
 
 
 def _filling(cache: Compressed) -> Compressed:
@@ -129,9 +129,9 @@ def continuation_logits(
     padded = torch.tensor([[*feed, *[0] * (longest - len(feed))] for feed in feeds])
     with torch.inference_mode():
         positions = _next_positions(caches, start)
-        run = Rows(list(caches), model.geometry.kv_heads, longest)
-        step = 1 if run.absorbs else longest
-        with _feeding(model, run, positions) as forward:
+        rows = Rows(list(caches), model.geometry.kv_heads, longest)
+        step = 1 if rows.absorbs else longest
+        with _feeding(model, rows, positions) as forward:
             fed = [forward(padded[:, i : i + step], 0) for i in range(0, longest, step)]
         logits = torch.cat(fed, 1)
     return [row[: len(feed)] for row, feed in zip(logits, feeds, strict=True)]
@@ -144,31 +144,31 @@ def _next_positions(caches: Sequence[Compressed], start: int) -> Tensor:
 
 @contextmanager
 def _feeding(
-    model: LoadedModel, run: Rows, positions: Tensor
+    model: LoadedModel, rows: Rows, positions: Tensor
 ) -> Iterator[Callable[[Tensor, int], Tensor]]:
-    """Give a forward over the rows of a run.
+    """Give a forward over rows held.
 
     It takes ids [V, t] and how many of their logits to return, 0 for all: [V, that, vocabulary].
     """
-    recording = recording_pre_rope(model.network) if run.reads_pre_rope else nullcontext()
+    recording = recording_pre_rope(model.network) if rows.reads_pre_rope else nullcontext()
     with recording as recorder:
-        run.recorder = recorder
+        rows.recorder = recorder
 
         def forward(ids: Tensor, logits_to_keep: int) -> Tensor:
             nonlocal positions
             at = positions + torch.arange(ids.shape[1])
             positions = positions + ids.shape[1]
-            run.begin(at.to(model.device))
+            rows.begin(at.to(model.device))
             output = model.network(
                 input_ids=ids.to(model.device),
                 position_ids=at.to(model.device),
                 past_key_values=None,
                 use_cache=False,
                 logits_to_keep=logits_to_keep,
-                kvbench=run,
+                kvbench=rows,
             )
-            run.merge_full_tails()
-            for row, position in run.renumbered():
+            rows.merge_full_tails()
+            for row, position in rows.renumbered():
                 positions[row] = position
             logits: Tensor = output.logits.float()
             return logits
@@ -178,7 +178,7 @@ def _feeding(
 
 def _greedy(
     model: LoadedModel,
-    run: Rows,
+    rows: Rows,
     positions: Tensor,
     stop: Stop,
     first_logits: Tensor | None,
@@ -187,7 +187,7 @@ def _greedy(
     on_token: Callable[[int], None],
 ) -> list[Generation]:
     width = positions.shape[0]
-    with _feeding(model, run, positions) as forward:
+    with _feeding(model, rows, positions) as forward:
         if feed:
             logits = forward(torch.tensor(feed).expand(width, -1), 1)[:, -1]
         elif first_logits is not None:
@@ -217,6 +217,6 @@ def _greedy(
                 break
             logits = forward(torch.tensor(chosen)[:, None], 1)[:, -1]
     return [
-        Generation(tuple(written[row]), row not in running, run.tail_bytes(row))
+        Generation(tuple(written[row]), row not in running, rows.tail_bytes(row))
         for row in range(wanted)
     ]

@@ -22,7 +22,7 @@ from kvbench.model.hooks import RotaryRecorder
 
 
 class Rows:
-    """The run of a decode: every layer's rows of every variant, and the attention over them."""
+    """Every layer's rows of every variant while they decode, and the attention over them."""
 
     def __init__(self, batch: list[Compressed], kv_heads: int, room: int) -> None:
         """Copy the rows of every cache into buffers, layer by layer, emptying `batch`.

@@ -1,8 +1,8 @@
 """The one attention function given to transformers, and the attention sums computed beside it.
 
 transformers calls `dispatch` in every attention layer of every covered family; a forward that was
-given a run, `model(..., kvbench=run)`, is served by `run.attend`, any other one by plain causal
-attention. Nothing here builds a T x T tensor for all heads.
+given a server, `model(..., kvbench=server)`, is served by `server.attend`, any other one by plain
+causal attention. Nothing here builds a T x T tensor for all heads.
 
 Letters: B batch, Q query heads, G KV heads, g = Q / G, t new tokens, T prompt tokens, D head dim.
 """
@@ -34,7 +34,7 @@ class AttentionRule:
     """Logits become softcap * tanh(logits / softcap); None: untouched."""
 
 
-class AttentionRun(Protocol):
+class AttentionServer(Protocol):
     """What a forward does with the queries, keys and values of each layer."""
 
     def attend(
@@ -67,13 +67,13 @@ def dispatch(
     scaling: float,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    kvbench: AttentionRun | None = None,
+    kvbench: AttentionServer | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """Serve one attention layer: the function registered with transformers.
 
     No mask is registered under the same name, so transformers passes none and drops padding
-    masks unseen; causality and the sliding window are the run's own affair.
+    masks unseen; causality and the sliding window are the server's own affair.
 
     Returns:
         ([B, t, Q, D] output, None): transformers' transposed convention, and no weights.

@@ -67,7 +67,7 @@ _wrapped: dict[ModuleType, tuple[Any, int]] = {}
 
 @contextmanager
 def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
-    """Record each layer's operands of RoPE, for `take()` inside the run's `attend`.
+    """Record each layer's operands of RoPE, for `take()` inside `attend`.
 
     Within the context `apply_rotary_pos_emb` of the module that defines the network's attention
     class is wrapped; it is restored whatever happens. Forwards of other threads are not recorded.
@@ -157,7 +157,7 @@ def _family_module(network: nn.Module) -> ModuleType:
 
 
 class TokenFeed(Protocol):
-    """A run that chooses which tokens each decoder layer is fed."""
+    """Chooses which tokens each decoder layer is fed."""
 
     def feed(self, hidden_states: Tensor) -> Tensor:
         """Return the hidden states [1, n, .] of the tokens that the next layer is fed, in order."""
@@ -170,8 +170,8 @@ class TokenFeed(Protocol):
 
 
 @contextmanager
-def feeding_kept_tokens(network: nn.Module, run: TokenFeed) -> Iterator[None]:
-    """Feed each decoder layer only the tokens that `run` has kept.
+def feeding_kept_tokens(network: nn.Module, feed: TokenFeed) -> Iterator[None]:
+    """Feed each decoder layer only the tokens that `feed` has kept.
 
     A decoder layer is the module that holds an attention layer as `self_attn`; its hidden states,
     position ids and rotary tables are gathered before it runs.
@@ -181,10 +181,10 @@ def feeding_kept_tokens(network: nn.Module, run: TokenFeed) -> Iterator[None]:
     assert len(decoders) == len(attention), "an attention layer lies outside a decoder layer"
 
     def gathered(_: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        if named.get("kvbench") is not run:  # a forward of another thread
+        if named.get("kvbench") is not feed:  # a forward of another thread
             return None
-        hidden_states = run.feed(args[0])
-        at = run.positions.to(hidden_states.device)
+        hidden_states = feed.feed(args[0])
+        at = feed.positions.to(hidden_states.device)
         named = dict(named)
         if named.get("position_ids") is not None:
             named["position_ids"] = named["position_ids"][:, at]

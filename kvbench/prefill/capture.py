@@ -28,7 +28,7 @@ from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
 
 
 class _Capture:
-    """The run of a prefill: plain causal attention that keeps what the methods read."""
+    """Serves the attention of a prefill, plain and causal, and keeps what the methods read."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ def query_statistics(queries: Tensor, skipped: int) -> QueryStatistics:
 
 
 def capture(
-    model: LoadedModel, ids: Tensor, needs: Needs, plan: PruningSchedule | None = None
+    model: LoadedModel, ids: Tensor, needs: Needs, schedule: PruningSchedule | None = None
 ) -> Prefill:
     """Run one forward over a prompt and keep every layer's state.
 
@@ -117,9 +117,9 @@ def capture(
     Args:
         model: the model.
         ids: [T] long token ids, T >= 1; positions are 0 .. T-1.
-        needs: what the methods of this run read, their union.
-        plan: how the prefill prunes, for the methods that ask for just this plan; nothing beyond
-            keys and values is kept then. None: every layer is fed every token.
+        needs: what the methods read, their union.
+        schedule: how the prefill prunes, for the methods that ask for just this one; nothing
+            beyond keys and values is kept then. None: every layer is fed every token.
 
     Returns:
         The frozen prefill, on the devices of its layers.
@@ -135,26 +135,26 @@ def capture(
     before_rope = needs.pre_rope_keys or bool(needs.query_statistics)
     rotate = rotary_function(network) if before_rope else None
     recording = recording_pre_rope(network) if before_rope else nullcontext()
-    run: _Capture | PruningCapture
+    captured: _Capture | PruningCapture
     with torch.inference_mode(), recording as recorder, ExitStack() as feeding:
-        if plan is None:
-            run = _Capture(needs, recorder, rotate)
+        if schedule is None:
+            captured = _Capture(needs, recorder, rotate)
         else:
             assert needs == Needs(), "a pruning prefill keeps keys and values only"
-            assert plan.tokens == ids.shape[1], "the plan is another prompt's"
-            run = PruningCapture(plan, model.device)
-            feeding.enter_context(feeding_kept_tokens(network, run))
+            assert schedule.tokens == ids.shape[1], "the schedule is another prompt's"
+            captured = PruningCapture(schedule, model.device)
+            feeding.enter_context(feeding_kept_tokens(network, captured))
         output = network(
             input_ids=ids,
             position_ids=positions,
             past_key_values=None,
             use_cache=False,
             logits_to_keep=1,
-            kvbench=run,
+            kvbench=captured,
         )
         logits = output.logits[0, -1].float()
-    assert len(run.layers) == model.geometry.layers, "a layer did not attend through kvbench"
-    layers = tuple(run.layers)
+    assert len(captured.layers) == model.geometry.layers, "a layer did not attend through kvbench"
+    layers = tuple(captured.layers)
     _check_finite(layers)
     around = template_around(model.tokenizer, ids[0].tolist()) if needs.template_prefix else None
     if around is not None:

@@ -64,15 +64,15 @@ class CaptureCache:
         self._usable = True
 
     def capture(
-        self, model: LoadedModel, ids: Tensor, needs: Needs, plan: PruningSchedule | None = None
+        self, model: LoadedModel, ids: Tensor, needs: Needs, schedule: PruningSchedule | None = None
     ) -> Prefill:
         """Return what `kvbench.prefill.capture.capture` returns, from disk where it is there.
 
         An entry that lacks something of what is needed is made anew, with what it had.
         """
-        key = prefill_key(model, ids, plan)
+        key = prefill_key(model, ids, schedule)
         wanted = replace(needs, classifiers=frozenset())
-        if plan is None:
+        if schedule is None:
             wanted = wanted | ALWAYS
         for path in self._entries(key):
             kept = _read(path, model)
@@ -84,7 +84,7 @@ class CaptureCache:
                 return kept[1]
             else:
                 wanted = wanted | kept[0]
-        made = capture(model, ids, wanted, plan)
+        made = capture(model, ids, wanted, schedule)
         self._keep(key, wanted, made)
         return made
 
@@ -128,12 +128,12 @@ class CaptureCache:
             total -= sizes[path].st_size
 
 
-def prefill_key(model: LoadedModel, ids: Tensor, plan: PruningSchedule | None) -> str:
+def prefill_key(model: LoadedModel, ids: Tensor, schedule: PruningSchedule | None) -> str:
     """Name a prefill by weights, prompt, pruning, code, libraries and device: 32 hex digits."""
     parts = [
         model.fingerprint,
         ids.tolist(),
-        None if plan is None else asdict(plan),
+        None if schedule is None else asdict(schedule),
         code_digest(reached_modules((__name__,), _CODE)),
         torch.__version__,
         transformers.__version__,

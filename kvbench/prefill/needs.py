@@ -27,7 +27,7 @@ class Reconstruction:
 
 @dataclass(frozen=True)
 class Needs:
-    """What a method reads from the prefill beyond k and v; a run captures the union."""
+    """What a method reads from the prefill beyond k and v; a prefill captures the union."""
 
     window: int = 0
     """Queries captured: the last `window` ones."""

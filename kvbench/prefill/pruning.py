@@ -41,7 +41,7 @@ class PruningSchedule:
     """Weight of the newest query's attention; the oldest of the tail has 1, others on a line."""
 
     def __post_init__(self) -> None:
-        """Refuse a plan that no prefill can follow."""
+        """Refuse a schedule that no prefill can follow."""
         assert self.tail >= 1, "the newest token is always fed"
         assert all(n >= 0 for n in self.context), "a layer cannot be fed fewer than no tokens"
         falling = zip(self.context, self.context[1:], strict=False)
@@ -59,13 +59,13 @@ class PruningSchedule:
 
 
 class PruningCapture:
-    """The run of a pruning prefill: attention over the tokens still there, then the next choice."""
+    """Serves the attention of a pruning prefill, over the tokens still there, and chooses on."""
 
-    def __init__(self, plan: PruningSchedule, device: torch.device) -> None:
+    def __init__(self, schedule: PruningSchedule, device: torch.device) -> None:
         """Start with the whole prompt."""
         self.layers: list[LayerState] = []
-        self._plan = plan
-        self._at = torch.arange(plan.tokens, device=device)
+        self._schedule = schedule
+        self._at = torch.arange(schedule.tokens, device=device)
         self._kept: Tensor | None = None
 
     def attend(
@@ -79,7 +79,7 @@ class PruningCapture:
         """Keep the layer's state, choose what the next layer is fed, return the attention."""
         assert q.shape[0] == 1, "a prefill is captured one prompt at a time"
         assert layer == len(self.layers), "attention layers ran out of order"
-        assert q.shape[2] == self._plan.context[layer] + self._plan.tail
+        assert q.shape[2] == self._schedule.context[layer] + self._schedule.tail
         k, v = k.contiguous(), v.contiguous()
         at = self._at = self._at.to(q.device)
         state = LayerState(
@@ -90,8 +90,8 @@ class PruningCapture:
             positions=at,
         )
         self.layers.append(state)
-        if layer + 1 < len(self._plan.context):
-            self._choose(state, q[0], self._plan.context[layer + 1])
+        if layer + 1 < len(self._schedule.context):
+            self._choose(state, q[0], self._schedule.context[layer + 1])
         if rule.sliding_window is None:
             # Order is all that causality needs; gaps between positions change nothing.
             return causal_attention(q, k, v, rule)
@@ -99,13 +99,13 @@ class PruningCapture:
 
     def _choose(self, layer: LayerState, q: Tensor, context: int) -> None:
         """Decide which of the n tokens the next layer is fed."""
-        tail = self._plan.tail
+        tail = self._schedule.tail
         before = layer.tokens - tail
         self._kept = None
         if context < before:
-            scores = context_scores(layer, q[:, before:], self._plan.distance_weight)
+            scores = context_scores(layer, q[:, before:], self._schedule.distance_weight)
             assert layer.positions is not None
-            scores[layer.positions[:before] < self._plan.sinks] = torch.inf
+            scores[layer.positions[:before] < self._schedule.sinks] = torch.inf
             rows = top_rows(scores[None], context)[0]
             recent = torch.arange(before, layer.tokens, device=rows.device)
             self._kept = torch.cat([rows, recent])

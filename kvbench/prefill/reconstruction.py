@@ -126,7 +126,7 @@ def reconstruction_scores(
 
 
 class _Pass:
-    """The run of one pass: attention over cache and fed tokens, and the scores of one chunk."""
+    """Serves the attention of one pass, over cache and fed tokens, and scores one chunk."""
 
     def __init__(
         self,
