@@ -173,7 +173,7 @@ def test_throughput_is_all_tokens_over_all_time() -> None:
     [
         (["method=snapkvv"], "snapkv"),
         (["speed.generate=1"], "speed.generate=1 is not a whole number >= 2"),
-        (["--format", "csv"], "--format csv is no form of bench"),
+        (["--format", "csv"], "--format csv is not a form of bench"),
         (["model=custom", "model.path=a/b", "model.random_weights=true"], "needs the shape"),
     ],
 )

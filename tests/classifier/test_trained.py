@@ -277,7 +277,7 @@ def test_bad_paths_and_settings_are_refused_in_one_line(tmp_path):
         labeled_prompts(str(tmp_path / "nowhere.jsonl"), [])
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("dear")
-    with pytest.raises(UserError, match="mine is no classifier's folder: give a new one"):
+    with pytest.raises(UserError, match="mine is not a classifier's folder: give a new one"):
         train(tmp_path / "mine", _examples(5), TRAINING)
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"encoder .*empty cannot be loaded") as caught:

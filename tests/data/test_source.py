@@ -148,7 +148,7 @@ def test_a_place_that_does_not_exist_is_named_with_the_choices(tmp_path: Path) -
     assert "data=sampel does not exist (did you mean sample?): give hub, sample, or" in said(error)
     single = tmp_path / "qasper.jsonl"
     single.write_bytes(jsonl(record()))
-    with pytest.raises(UserError, match="is no zip: give a folder or zip"):
+    with pytest.raises(UserError, match="is not a zip file: give a folder or zip"):
         open_source(single)
 
 
@@ -456,7 +456,7 @@ def test_a_bad_record_of_a_parquet_file_names_file_row_and_field(hub: str, tmp_p
         source.records("musique")
     place = "musique/test-00000-of-00001.parquet, row 2"
     assert f"{place}: field 'answers' is empty" in said(error)
-    with pytest.raises(UserError, match=r"broken/test/0000\.parquet is no parquet file"):
+    with pytest.raises(UserError, match=r"broken/test/0000\.parquet is not a parquet file"):
         source.records("broken")
 
 

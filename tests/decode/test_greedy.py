@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
+
 import pytest
 import torch
 
 from kvbench.cache.codebook import CodebookStore
-from kvbench.cache.store import Compressed
+from kvbench.cache.store import Compressed, Tail
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget, keep_whole
 from kvbench.decode.greedy import Stop, continuation_logits, decode
+from kvbench.decode.rows import Rows
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.model.hooks import recording_pre_rope
 from kvbench.model.loading import LoadedModel
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
@@ -171,16 +175,24 @@ def test_merging_while_decoding_equals_absorbing_step_by_step(tiny, prefill):
     assert grown.positions[0][-every:].tolist() == list(range(position - every, position))
 
 
+def _listening(store: CodebookStore, told: list[Tail]) -> CodebookStore:
+    """The store, which notes a tail where it would absorb it."""
+
+    class Listening(CodebookStore):
+        def absorb(self, tail: Tail) -> Listening:
+            told.append(tail)
+            return self
+
+    return Listening(**{f.name: getattr(store, f.name) for f in fields(store)})
+
+
 class _Fed:
     """One forward of several tokens over a cache, and the tails it leaves."""
 
     def __init__(self, model: LoadedModel, cache: Compressed, ids: list[int], start: int) -> None:
-        from dataclasses import replace
-
-        from kvbench.decode.rows import Rows, _joined
-        from kvbench.model.hooks import recording_pre_rope
-
-        layers = tuple(replace(s, absorb_every=10**6) for s in cache.layers)
+        self.tails: list[Tail] = []
+        full = [replace(store, absorb_every=len(ids)) for store in cache.layers]
+        layers = tuple(_listening(store, self.tails) for store in full)
         at = torch.arange(start, start + len(ids))[None]
         with torch.inference_mode(), recording_pre_rope(model.network) as recorder:
             run = Rows([Compressed(layers)], model.geometry.kv_heads, len(ids))
@@ -189,8 +201,8 @@ class _Fed:
             output = model.network(
                 input_ids=torch.tensor([ids]), position_ids=at, use_cache=False, kvbench=run
             )
+            run.merge_full_tails()
         self.chosen = int(output.logits[0, -1].argmax())
-        self.tails = [_joined(groups[0]._tail) for groups in run._layers]
 
 
 def test_the_tail_counts_what_followed_compression(tiny, prefill):

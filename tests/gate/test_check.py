@@ -217,11 +217,11 @@ def test_what_could_not_run_exits_2(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.chdir(tmp_path)
     lacking = checked()
     assert lacking.exit_code == 2
-    assert "base is no baseline: kvbench check --update --baseline base" in lacking.stderr
+    assert "base is not a baseline: kvbench check --update --baseline base" in lacking.stderr
     (tmp_path / "base").mkdir()
     (tmp_path / "base" / "mine.txt").write_text("mine")
     refused = checked("--update", *WORDS, *SHORT)
-    assert refused.exit_code == 2 and "is no baseline, and would be replaced" in refused.stderr
+    assert refused.exit_code == 2 and "is not a baseline, and would be replaced" in refused.stderr
     for text in ("[]", "{", '{"runs": [3]}'):
         (tmp_path / "base" / "check.json").write_text(text)
         odd = checked()

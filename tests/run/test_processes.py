@@ -192,7 +192,7 @@ def test_a_job_that_names_its_shard_is_not_dealt_again():
     [
         (["shards=0"], "shards=0"),
         (["shards=2", "shard=2"], "shard=2 is not below shards=2"),
-        (["memory=lots"], "memory=lots is no size"),
+        (["memory=lots"], "memory=lots is not a size"),
         (["prefill_cache_size=null"], "prefill_cache_size=null"),
         (["retry_failed=maybe"], "retry_failed='maybe' is neither true nor false"),
         (["launcher=condor"], "launcher=condor is unknown"),

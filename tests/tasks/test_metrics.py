@@ -330,7 +330,7 @@ def test_a_bad_prediction_names_file_line_and_field(
 
 def test_a_file_that_is_no_task_names_the_nearest(tmp_path: Path) -> None:
     path = predictions(tmp_path, "narativeqa", answered("x", "x"))
-    with pytest.raises(UserError, match=r"'narativeqa' is no LongBench task.*'narrativeqa'"):
+    with pytest.raises(UserError, match=r"'narativeqa' is not a LongBench task.*'narrativeqa'"):
         score.score_predictions_file(path)
 
 

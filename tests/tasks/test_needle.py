@@ -325,7 +325,7 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
         (["needle.depths=[-1]"], "needle.depths=-1 is outside 0 to 100"),
         (["haystack=empty"], "haystack=empty is empty"),
         (["haystack=bare"], "haystack=bare holds no .txt file"),
-        (["haystack=nowhere"], "haystack=nowhere is no folder"),
+        (["haystack=nowhere"], "haystack=nowhere is not a folder"),
         (["needle.lengths=[250]"], "needle.lengths=250 has no room for a needle of"),
         (["needle.lengths=-1"], "needle.lengths=-1 is out of range: give 1 or more"),
         (["needle.lengths=[0,500]"], "needle.lengths=0 is out of range: give 1 or more"),

@@ -134,7 +134,7 @@ def test_a_run_makes_a_column_for_each_length(tmp_path: Path) -> None:
         (["ruler.samples_each=0"], "ruler.samples_each=0"),
         (["ruler.passages=nowhere.jsonl"], "ruler.passages=nowhere.jsonl cannot be read"),
         (["ruler.passages=bad.jsonl"], "line 1: field 'answers' is empty"),
-        (["haystack=nowhere"], "haystack=nowhere is no folder"),
+        (["haystack=nowhere"], "haystack=nowhere is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )

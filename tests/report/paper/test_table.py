@@ -139,7 +139,7 @@ def test_report_of_an_experiment_reads_its_folder(
     ("words", "said"),
     [
         (["experiment=spindlekv/tabel2"], "did you mean spindlekv/table2?"),
-        (["experiment=spindlekv/table2", "limit=2"], "'limit=2' is no word of a report"),
+        (["experiment=spindlekv/table2", "limit=2"], "'limit=2' is not a word of a report"),
         (["one", "two"], "2 folders are given"),
         (["experiment=first-table"], "give out=FOLDER as well"),
     ],

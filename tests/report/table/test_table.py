@@ -232,7 +232,7 @@ def test_output_goes_to_a_file_without_colors(tmp_path: Path) -> None:
 
 def test_a_folder_without_records_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "holds no records" in refused("report", str(tmp_path)).stderr
-    assert "is no folder" in refused("report", str(tmp_path / "nowhere")).stderr
+    assert "is not a folder" in refused("report", str(tmp_path / "nowhere")).stderr
 
 
 def test_without_a_path_the_newest_run_is_reported(
