@@ -21,7 +21,7 @@ def parsed_bytes(name: str, value: object) -> int | None:
     found = None if isinstance(value, bool) else _SIZE.fullmatch(str(value))
     size = 0 if found is None else int(float(found[1]) * _UNITS[found[2].upper()])
     if size < 1:
-        raise UserError(f"{name}={value} is no size: give bytes such as 8GiB or 500MiB, or null")
+        raise UserError(f"{name}={value} is not a size: give bytes such as 8GiB or 500MiB, or null")
     return size
 
 

@@ -95,7 +95,7 @@ def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut
         UserError: too few prompts of a task type, or a path that cannot be used.
     """
     if out.exists() and not (out / MANIFEST).is_file() and (out.is_file() or any(out.iterdir())):
-        raise UserError(f"{out} is no classifier's folder: give a new one")
+        raise UserError(f"{out} is not a classifier's folder: give a new one")
     training_set, held_out = split(examples, training.seed)
     classifier: TfidfClassifier | EncoderClassifier
     if training.encoder is None:

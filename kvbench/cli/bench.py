@@ -36,7 +36,9 @@ def bench(
     model.random_weights=true builds the model's shape with random weights: nothing is downloaded.
     """
     if form in (Format.csv, Format.html):
-        raise UserError(f"--format {form.value} is no form of bench: markdown, latex or terminal")
+        raise UserError(
+            f"--format {form.value} is not a form of bench: give markdown, latex or terminal"
+        )
     from kvbench.analysis.speed import speed_sheets
     from kvbench.config.sweeper import plans_of_words
     from kvbench.report.look import Look

@@ -60,7 +60,7 @@ def _check_config(config: DictConfig, overrides: Sequence[str]) -> None:
     """Refuse a configuration whose Hydra node is not what the words and kvbench make of it."""
     for plugin in ("launcher", "sweeper"):
         if not isinstance(config.hydra[plugin], DictConfig):
-            raise UserError(f"hydra.{plugin}={config.hydra[plugin]} is no node: leave it out")
+            raise UserError(f"hydra.{plugin}={config.hydra[plugin]} is not a node: leave it out")
     recorded = OmegaConf.to_container(config.hydra.overrides)
     assert isinstance(recorded, dict)
     if sorted(recorded["hydra"] + recorded["task"]) != sorted(overrides):

@@ -53,7 +53,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     model = built(ModelSpec, "model", plain["model"])
     suite = instantiated(plain["task"], "task", targets_allowed)
     if not isinstance(suite, Suite):
-        raise UserError(f"task._target_={plain['task'].get('_target_')} is no kvbench Suite")
+        raise UserError(f"task._target_={plain['task'].get('_target_')} is not a kvbench Suite")
     protocol = _protocol(plain["protocol"], model, suite.first_token)
     for name in ("limit", "decode_width"):
         check_whole_number(name, plain[name], optional=True)
@@ -126,7 +126,7 @@ def _flag(plain: Mapping[str, Any], name: str) -> bool:
 def _cache_folder(plain: Mapping[str, Any]) -> CacheFolder | None:
     limit = parsed_bytes("prefill_cache_size", plain["prefill_cache_size"])
     if limit is None:
-        raise UserError("prefill_cache_size=null is no size: give bytes such as 20GiB")
+        raise UserError("prefill_cache_size=null is not a size: give bytes such as 20GiB")
     folder = as_text("prefill_cache", plain["prefill_cache"], optional=True)
     return None if folder is None else CacheFolder(Path(folder).expanduser(), limit)
 
@@ -205,7 +205,7 @@ def _variant(composition: Composition, targets_allowed: bool) -> Variant:
     method = instantiated(composition.method, "method", targets_allowed)
     if not isinstance(method, Method):
         target = composition.method.get("_target_")
-        raise UserError(f"method._target_={target} is no kvbench Method")
+        raise UserError(f"method._target_={target} is not a kvbench Method")
     config = _values(composition.method)
     if choice == BASELINE:
         # Whatever the budget, all is kept: one row however many budgets are swept.
@@ -280,11 +280,11 @@ def variant_of_method(method: Method, budget: object) -> Variant:
     """Return the variant of a method whose class no YAML names; its file's name stands for one.
 
     Raises:
-        UserError: the budget is none, or the method is no frozen dataclass.
+        UserError: the budget is none, or the method is not a frozen dataclass.
     """
     cls = type(method)
     if not is_dataclass(method):
-        raise UserError(f"method {cls.__name__} is no dataclass: write @dataclass(frozen=True)")
+        raise UserError(f"method {cls.__name__} is not a dataclass: write @dataclass(frozen=True)")
     config = {field.name: getattr(method, field.name) for field in fields(method)}
     changed = [
         f"{field.name}={_shown(config[field.name])}"

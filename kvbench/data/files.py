@@ -225,7 +225,7 @@ class ParquetSource(DataSource):
             try:
                 records = pyarrow.parquet.ParquetFile(path).read().to_pylist()
             except pyarrow.ArrowException as error:
-                raise UserError(f"{name} is no parquet file: {_first_line(error)}") from error
+                raise UserError(f"{name} is not a parquet file: {_first_line(error)}") from error
             rows += [(f"{name}, row {n}", record) for n, record in enumerate(records, start=1)]
         return rows
 

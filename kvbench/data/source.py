@@ -39,7 +39,9 @@ def open_source(
         return FolderSource(path, f"LongBench-format files in {path}")
     if path.is_file():
         if not zipfile.is_zipfile(path):
-            raise UserError(f"data={data} is no zip: give a folder or zip of <task>.jsonl files")
+            raise UserError(
+                f"data={data} is not a zip file: give a folder or zip of <task>.jsonl files"
+            )
         return ZipSource(path, f"LongBench-format files in {path}")
     close = nearest(str(data), ("hub", "sample"), cutoff=0.6)
     meant = f" (did you mean {close}?)" if close else ""

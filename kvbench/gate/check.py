@@ -65,13 +65,13 @@ def sweep_of(baseline: Path) -> list[list[str]] | None:
     """Return the words that made a baseline, a list for each run; None: the default sweep.
 
     Raises:
-        UserError: the folder is no baseline.
+        UserError: the folder is not a baseline.
     """
     try:
         runs = json.loads((baseline / _WORDS).read_text(encoding="utf-8"))["runs"]
     except FileNotFoundError as error:
         raise UserError(
-            f"{baseline} is no baseline: kvbench check --update --baseline {baseline} makes one"
+            f"{baseline} is not a baseline: kvbench check --update --baseline {baseline} makes one"
         ) from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{baseline / _WORDS} cannot be read: make it with --update") from error
@@ -99,7 +99,7 @@ def _write(baseline: Path, run: Path, runs: list[list[str]] | None) -> None:
     if failed:
         raise UserError(f"{failed} results of {run} failed: no baseline was written")
     if baseline.exists() and not (baseline / _WORDS).is_file():
-        raise UserError(f"{baseline} is no baseline, and would be replaced: give another folder")
+        raise UserError(f"{baseline} is not a baseline, and would be replaced: give another folder")
     fresh = baseline.with_name(f".{baseline.name}-{secrets.token_hex(3)}")
     try:
         _copy(shards, runs, fresh)

@@ -97,7 +97,7 @@ def own_words(words: Sequence[str]) -> list[str]:
         name, equals, value = word.partition("=")
         refused = _REFUSED_WORDS.get(name.lstrip("+~").partition(".")[0])
         if refused and name != _PROTOCOL_WORD:
-            raise UserError(f"{word} has no part in kvbench lm-eval: {refused}")
+            raise UserError(f"{word} does not apply to kvbench lm-eval: {refused}")
         if name in _OWN_WORDS and equals:
             word = f"{_OWN_WORDS[name]}={quoted(value)}"
         spelled.append(word)
@@ -136,7 +136,7 @@ def _settings(flags: Sequence[str]) -> Any:
     given = parsed_flags(flags)
     for name, reason in _REFUSED_FLAGS.items():
         if getattr(given, name, None):
-            raise UserError(f"--{name} has no part in kvbench lm-eval: {reason}")
+            raise UserError(f"--{name} does not apply to kvbench lm-eval: {reason}")
     try:
         return EvaluatorConfig.from_cli(given)
     except ValueError as error:

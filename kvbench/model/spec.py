@@ -122,7 +122,8 @@ class ModelSpec:
             return "gguf"
         if self.path[0] in "./~" or not _HUB_ID.fullmatch(self.path) or local.exists():
             raise UserError(
-                f"model.path {self.path} is no folder, no .gguf file and no hub id (owner/name)"
+                f"model.path {self.path} is neither a folder, a .gguf file nor a hub id"
+                " (owner/name)"
             )
         return "hub"
 
@@ -288,7 +289,7 @@ def _hub_config(path: str, revision: str | None) -> Path:
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
         at = f" at revision {revision}" if revision else ""
         raise UserError(
-            f"model {path}{at} is no local folder and could not be fetched from the hub"
+            f"model {path}{at} is not a local folder and could not be fetched from the hub"
             f" ({type(error).__name__}): check the name and the network"
         ) from error
 

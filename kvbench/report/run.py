@@ -112,7 +112,7 @@ def load_run(folder: str | Path) -> Run:
     """
     path = Path(folder).expanduser()
     if not path.is_dir():
-        raise UserError(f"{folder} is no folder: give a run folder such as results/runs/NAME")
+        raise UserError(f"{folder} is not a folder: give a run folder such as results/runs/NAME")
     return Run(path)
 
 

@@ -38,7 +38,7 @@ class Haystack(Source):
         """
         self.folder = SAMPLE_HAYSTACK if folder is None else Path(folder).expanduser()
         if not self.folder.is_dir():
-            raise UserError(f"haystack={folder} is no folder: give a folder of .txt files")
+            raise UserError(f"haystack={folder} is not a folder: give a folder of .txt files")
         self._paths = sorted(self.folder.glob("*.txt"))
         if not self._paths:
             raise UserError(f"haystack={folder} holds no .txt file: give a folder of .txt files")

@@ -281,7 +281,7 @@ def score_predictions_file(path: str | Path, code_similarity: str = "difflib") -
     The file is `<task>.jsonl` (or `<task>_e.jsonl`), each line with pred, answers, all_classes.
 
     Raises:
-        UserError: the name is no task, or a line lacks a field (naming file, line and field).
+        UserError: the name is not a task, or a line lacks a field (naming file, line and field).
     """
     values = [value for value, _ in _scored_lines(Path(path), code_similarity)]
     return round(100 * sum(values) / len(values), 2)
@@ -321,7 +321,7 @@ def _scored_lines(
     task = path.stem.removesuffix("_e")
     if task not in METRIC_OF_TASK:
         close = nearest(task, METRIC_OF_TASK)
-        raise UserError(f"{path}: {task!r} is no LongBench task; the nearest is {close!r}")
+        raise UserError(f"{path}: {task!r} is not a LongBench task; the nearest is {close!r}")
     try:
         rows = list(jsonl.objects_of_file(path))
     except OSError as error:

@@ -62,7 +62,7 @@ def experiment_folder(words: Sequence[str]) -> Path:
     if folder is None:
         raise UserError(f"experiment={name} names no run folder: give out=FOLDER as well")
     if not Path(folder).is_dir():
-        raise UserError(f"{folder} is no folder: make it with `kvbench run experiment={name}`")
+        raise UserError(f"{folder} is not a folder: make it with `kvbench run experiment={name}`")
     return Path(folder)
 
 
@@ -103,7 +103,9 @@ def _named(words: Sequence[str]) -> tuple[str, str | None]:
     for word in words:
         key, equals, value = word.partition("=")
         if key not in ("experiment", "out") or not equals:
-            raise UserError(f"{word!r} is no word of a report: give experiment=NAME and out=FOLDER")
+            raise UserError(
+                f"{word!r} is not a word of a report: give experiment=NAME and out=FOLDER"
+            )
         found[key] = value
     check_choice("experiment", found["experiment"])
     return found["experiment"], found["out"] or None

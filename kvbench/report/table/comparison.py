@@ -119,4 +119,4 @@ def _reference_row(table: Table, label: str | None) -> Row:
         if row.label == label:
             return row
     known_labels = [row.label for row in table.rows]
-    raise UserError(f"--reference {label} is no row: {did_you_mean(label, known_labels)}")
+    raise UserError(f"--reference {label} is not a row: {did_you_mean(label, known_labels)}")

@@ -185,7 +185,7 @@ def tables_of(folder: Path) -> list[Table]:
         UserError: the folder does not exist or holds no records.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder} is no folder: give a run folder such as results/runs/NAME")
+        raise UserError(f"{folder} is not a folder: give a run folder such as results/runs/NAME")
     shards = _scored(folder)
     if not any(shard.records for shard in shards):
         raise UserError(f"{folder} holds no records: give a run folder such as results/runs/NAME")
