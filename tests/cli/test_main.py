@@ -11,6 +11,7 @@ import pytest
 
 import kvbench
 from kvbench.records.reader import read_shards
+from support.cases import slow
 from support.cli import cli, done
 
 PREDICTIONS = Path(os.environ.get("KVBENCH_DATA", "")) / "longbench" / "predictions"
@@ -46,30 +47,30 @@ def test_help_of_run_says_what_words_are() -> None:
     ("words", "said"),
     [
         (["method=spindlkv"], "did you mean spindlekv?"),
-        (["task=qaspr"], "did you mean qasper?"),
-        (["model=smollm"], "did you mean smollm2-135m?"),
-        (["protocol=papr"], "did you mean paper?"),
-        (["experiment=frist-table"], "did you mean first-table?"),
+        slow(["task=qaspr"], "did you mean qasper?"),
+        slow(["model=smollm"], "did you mean smollm2-135m?"),
+        slow(["protocol=papr"], "did you mean paper?"),
+        slow(["experiment=frist-table"], "did you mean first-table?"),
         (["metod=snapkv"], "did you mean method?"),
         (["method.theta_kye=0.9"], "did you mean method.theta_key?"),
-        (["method=streamingllm", "method.sink=1"], "did you mean method.sinks?"),
-        (["method=streamingllm,snapkw"], "did you mean snapkv?"),
+        slow(["method=streamingllm", "method.sink=1"], "did you mean method.sinks?"),
+        slow(["method=streamingllm,snapkw"], "did you mean snapkv?"),
         (["task=qasper,foo"], "task=foo is unknown"),
         (["hydra/launcher=nosuch"], "known: basic"),
         (["budget"], "'budget' is not an override"),
         (["budget=[0.2"], "is not an override"),
-        (["budget=interval(0,1)"], "can be swept"),
+        slow(["budget=interval(0,1)"], "can be swept"),
         (["~method"], "method"),
-        (["~budget"], "budget"),
-        (["~limit"], "limit"),
+        slow(["~budget"], "budget"),
+        slow(["~limit"], "limit"),
         (["budget=0"], "budget 0 is out of range"),
-        (["budget=-1"], "budget -1 is out of range"),
-        (["budget=0.2,1.5"], "budget 1.5 is out of range"),
-        (["budget=nan"], "budget nan is out of range"),
+        slow(["budget=-1"], "budget -1 is out of range"),
+        slow(["budget=0.2,1.5"], "budget 1.5 is out of range"),
+        slow(["budget=nan"], "budget nan is out of range"),
         (["budget=a lot"], "budget 'a lot' is not a number"),
-        (["method.beta=7"], "method.beta=7"),
+        slow(["method.beta=7"], "method.beta=7"),
         (["model=custom"], "model.path is not set"),
-        (["model=custom", "model.path=./nowhere"], "./nowhere"),
+        slow(["model=custom", "model.path=./nowhere"], "./nowhere"),
         (["data=nowhere"], "data=nowhere does not exist"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
@@ -86,6 +87,7 @@ def test_a_mistake_is_one_line_and_exit_2_and_leaves_nothing(
     assert list(elsewhere.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_mistake_in_a_process_of_its_own_exits_2_without_traceback(tmp_path: Path) -> None:
     words = [sys.executable, "-m", "kvbench", "run", "budget=1.5"]
     result = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True)

@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import hydra
@@ -24,6 +25,7 @@ from kvbench.report.paper.published import published_table
 from kvbench.report.paper.scores import ScoreNumbers
 from kvbench.report.paper.table import Beside, paper_csv
 from kvbench.report.table.table import tables_of
+from support.cases import slow_unless
 from support.cli import done
 from support.runs import header, records, write_shard
 
@@ -51,16 +53,21 @@ def plans_of(choice: Choice, *words: str) -> list[Plan]:
     return [plan_from_config(hydra.compose("config", job), job) for job in folded_jobs(parsed)]
 
 
-@pytest.fixture(scope="module")
-def planned() -> dict[str, list[Plan]]:
-    """Every preset's plans."""
+@cache
+def planned(name: str) -> list[Plan]:
+    """A preset's plans."""
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
-        return {name: plans_of(choice) for name, choice in EXPERIMENTS.items()}
+        return plans_of(EXPERIMENTS[name])
 
 
-@pytest.mark.parametrize("name", EXPERIMENTS)
-def test_a_preset_sets_what_its_paper_did(name: str, planned: dict[str, list[Plan]]) -> None:
-    choice, plans = EXPERIMENTS[name], planned[name]
+# Of each paper one table and what else is unlike it; the others are more of the same.
+QUICK = {"kvcrush/table3", "pyramidkv/needle", "spindlekv/table2", "spindlekv/table9"}
+QUICK |= {"windowkv/table1", "windowkv/table4"}
+
+
+@pytest.mark.parametrize("name", slow_unless(QUICK.__contains__, EXPERIMENTS))
+def test_a_preset_sets_what_its_paper_did(name: str) -> None:
+    choice, plans = EXPERIMENTS[name], planned(name)
     printed = choice.config.get("experiment", {}).get("published")
     for plan in plans:
         assert plan.model.name in MODELS - {"smollm2-135m", "tiny-random", "custom"}
@@ -88,20 +95,22 @@ def test_a_preset_begins_with_its_source(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name
-        for name, choice in EXPERIMENTS.items()
-        if "published" in choice.config.get("experiment", {}) and "analysis" not in choice.config
-    ],
+    slow_unless(
+        QUICK.__contains__,
+        [
+            name
+            for name, choice in EXPERIMENTS.items()
+            if "published" in choice.config.get("experiment", {})
+            and "analysis" not in choice.config
+        ],
+    ),
 )
-def test_every_printed_number_has_a_row_of_ours(
-    name: str, planned: dict[str, list[Plan]], tmp_path: Path
-) -> None:
+def test_every_printed_number_has_a_row_of_ours(name: str, tmp_path: Path) -> None:
     choice = EXPERIMENTS[name]
     beside = Beside.of(choice.config["experiment"])
     assert beside is not None
     models = set()
-    for plan in planned[name]:
+    for plan in planned(name):
         models.add(plan.model.name)
         tasks = [task.name for task in plan.tasks]
         labels = [variant.label for variant in plan.variants]
@@ -125,7 +134,10 @@ def test_every_printed_number_has_a_row_of_ours(
 
 
 @pytest.mark.usefixtures("composing")
-@pytest.mark.parametrize("name", [c.name for c in choices("experiment") if is_figure(c)])
+@pytest.mark.parametrize(
+    "name",
+    slow_unless("kvcrush/figure6".__eq__, [c.name for c in choices("experiment") if is_figure(c)]),
+)
 def test_every_point_of_a_figure_is_a_row_that_its_preset_runs(name: str) -> None:
     (choice,) = (c for c in choices("experiment") if c.name == name)
     spec = FigureSpec.of(choice.config["experiment"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from kvbench.config.objects import built, instantiated
 from kvbench.config.planning import plan_from_config
 from kvbench.model.spec import ModelSpec
 from kvbench.plan.protocol import Protocol
+from support.cases import slow
 from support.paths import CONF
 
 VALUES = (None, True, 3, -1, 2.5, float("nan"), "abc", "", [], [1, "x"], {}, {"a": 1})
@@ -101,9 +103,7 @@ def keys(node: Mapping[str, Any]) -> Iterator[str]:
                 yield from (f"{key}.{inner}" for inner in keys(value))
 
 
-@settings(max_examples=40, deadline=None)
-@given(st.sampled_from(list(keys(node_of(CONF / "config.yaml")))), st.sampled_from(WRITTEN))
-def test_settings_of_wrong_types_are_refused_in_one_line(key: str, value: str) -> None:
+def settings_are_refused_or_read(key: str, value: str) -> None:
     words = ["model=tiny-random", "method=streamingllm", f"{key}={value}"]
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         try:
@@ -114,30 +114,41 @@ def test_settings_of_wrong_types_are_refused_in_one_line(key: str, value: str) -
         refused_or_read(lambda _: plan_from_config(config, words), {})
 
 
+A_SETTING = st.sampled_from(list(keys(node_of(CONF / "config.yaml"))))
+test_settings_of_wrong_types_are_refused_in_one_line = settings(max_examples=5, deadline=None)(
+    given(A_SETTING, st.sampled_from(WRITTEN))(settings_are_refused_or_read)
+)
+test_more_settings_of_wrong_types_are_refused_in_one_line = pytest.mark.slow(
+    settings(max_examples=40, deadline=None)(
+        given(A_SETTING, st.sampled_from(WRITTEN))(settings_are_refused_or_read)
+    )
+)
+
+
 @pytest.mark.parametrize(
     "word",
     [
         "model.input_limits=null",
-        "protocol.name=[]",
+        slow("protocol.name=[]"),
         "out=[1]",
-        "out=2.5",
-        "data_revision={a:1}",
-        "hub_repo=null",
+        slow("out=2.5"),
+        slow("data_revision={a:1}"),
+        slow("hub_repo=null"),
         "prefill_cache=true",
-        "lm_eval=null",
-        "lm_eval.tasks=[a]",
+        slow("lm_eval=null"),
+        slow("lm_eval.tasks=[a]"),
         "model.random.seed=abc",
-        "hydra.sweeper.params=3",
+        slow("hydra.sweeper.params=3"),
         "hydra.sweeper.params={budget:[]}",
-        "hydra.launcher=3",
-        "hydra.sweeper=null",
-        "hydra.launcher=null",
-        "hydra.callbacks=abc",
+        slow("hydra.launcher=3"),
+        slow("hydra.sweeper=null"),
+        slow("hydra.launcher=null"),
+        slow("hydra.callbacks=abc"),
         "hydra.job_logging=abc",
-        "hydra.mode=abc",
-        "model=null",
+        slow("hydra.mode=abc"),
+        slow("model=null"),
         "task=3",
-        "method=null",
+        slow("method=null"),
     ],
 )
 def test_a_wrong_type_on_the_command_line_is_one_line_and_exit_2(
@@ -151,8 +162,13 @@ def test_a_wrong_type_on_the_command_line_is_one_line_and_exit_2(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("group", ["model", "task", "method", "protocol"])
-@pytest.mark.parametrize("value", ["3", "abc", "[]", "null"])
+QUICK = {("3", "model"), ("abc", "task"), ("[]", "method"), ("null", "protocol")}
+ODD_GROUPS = itertools.product(("3", "abc", "[]", "null"), ("model", "task", "method", "protocol"))
+
+
+@pytest.mark.parametrize(
+    ("value", "group"), [pair if pair in QUICK else slow(*pair) for pair in ODD_GROUPS]
+)
 def test_a_group_that_an_experiment_makes_a_value_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, value: str
 ) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from kvbench.tasks.task import Sample
 pytestmark = pytest.mark.usefixtures("composing")
 
 
+@cache
 def plan_of(*words: str) -> Plan:
     overrides = ["model=tiny-random", *words]
     return plan_from_config(hydra.compose("config", overrides), overrides)

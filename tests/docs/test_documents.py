@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import runpy
 
+import pytest
+
 from kvbench.config.methods_document import methods_document
 from support.paths import ROOT
 
@@ -15,6 +17,7 @@ def test_the_document_of_methods_is_up_to_date():
     assert kept == methods_document(), REMEDY
 
 
+@pytest.mark.slow
 def test_the_readme_lists_the_methods_as_they_are():
     script = runpy.run_path(str(ROOT / "scripts" / "write_documents.py"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -194,6 +194,7 @@ def test_a_check_repeats_the_words_of_its_baseline(
     assert Path("summary.md").read_text().count("### kvbench check: holds") == 2
 
 
+@pytest.mark.slow
 def test_a_changed_result_exits_1_and_an_update_says_what_moved(
     baseline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner, Result
 from kvbench.base.errors import UserError
 from kvbench.cli.main import app
 from kvbench.config.objects import instantiated
+from support.cases import slow, slow_unless
 
 Run = Callable[..., Result]
 
@@ -56,29 +57,31 @@ def assert_refused(result: Result, marker: Path) -> None:
 
 WORDS = [
     "+hydra.callbacks.x._target_=foreign.Foreign",
-    "+hydra.callbacks.x.deep._target_=foreign.Foreign",
+    slow("+hydra.callbacks.x.deep._target_=foreign.Foreign"),
     "hydra.launcher._target_=foreign.Foreign",
-    "+hydra.launcher.extra._target_=foreign.Foreign",
+    slow("+hydra.launcher.extra._target_=foreign.Foreign"),
     "hydra.sweeper._target_=foreign.Foreign",
-    "+hydra.sweeper.extra._target_=foreign.Foreign",
-    "+hydra.sweeper.extra=[{_target_:foreign.Foreign}]",
+    slow("+hydra.sweeper.extra._target_=foreign.Foreign"),
+    slow("+hydra.sweeper.extra=[{_target_:foreign.Foreign}]"),
     "+hydra.job_logging.handlers.x.class=foreign.Foreign",
-    "+hydra.job_logging.handlers.x.class=logging.os.system",
-    "+hydra.hydra_logging.handlers.x={class:logging.StreamHandler,stream:'ext://foreign.Foreign'}",
-    "+task.extra._target_=foreign.Foreign",
+    slow("+hydra.job_logging.handlers.x.class=logging.os.system"),
+    slow(
+        "+hydra.hydra_logging.handlers.x={class:logging.StreamHandler,stream:'ext://foreign.Foreign'}"
+    ),
+    slow("+task.extra._target_=foreign.Foreign"),
     "task._target_=foreign.Foreign",
-    "task._target_=kvbench.methods.spindlekv.torch.os.system",
+    slow("task._target_=kvbench.methods.spindlekv.torch.os.system"),
     "task._target_=kvbench.tasks.haystack.Path",
-    "+method.extra._target_=foreign.Foreign",
-    "method._target_=foreign.Foreign",
+    slow("+method.extra._target_=foreign.Foreign"),
+    slow("method._target_=foreign.Foreign"),
     "method._target_=kvbench.methods.spindlekv.torch.load",
     "+method.base._target_=foreign.Foreign",
-    "+method.evict={_target_:kvbench.methods.snapkv.SnapKV,base:{_target_:foreign.Foreign}}",
-    "+task._partial_={_target_:foreign.Foreign}",
+    slow("+method.evict={_target_:kvbench.methods.snapkv.SnapKV,base:{_target_:foreign.Foreign}}"),
+    slow("+task._partial_={_target_:foreign.Foreign}"),
     "+task._args_=[{_target_:foreign.Foreign}]",
     "hydra.searchpath=[pkg://foreign]",
     "--experimental-rerun=pickle.pkl",
-    "--experimental-r",
+    slow("--experimental-r"),
 ]
 
 
@@ -130,13 +133,19 @@ EXPERIMENTS = {
 }
 
 
-@pytest.mark.parametrize("text", EXPERIMENTS.values(), ids=EXPERIMENTS.keys())
+# One of each way in; the others come in by the same ways.
+WAYS = {"callback", "interpolated", "log factory", "Slurm's shell", "log file", "environment"}
+WAYS |= {"method", "own consent", "swept consent", "consent in the record of words"}
+
+
+@pytest.mark.parametrize("name", slow_unless(WAYS.__contains__, EXPERIMENTS))
 def test_a_file_of_somebody_elses_neither_runs_code_nor_consents(
-    run: Run, marker: Path, tmp_path: Path, text: str
+    run: Run, marker: Path, tmp_path: Path, name: str
 ) -> None:
     folder = tmp_path / "theirs" / "experiment"
     folder.mkdir(parents=True)
-    (folder / "evil.yaml").write_text(f"# @package _global_\n{text}\n", encoding="utf-8")
+    text = f"# @package _global_\n{EXPERIMENTS[name]}\n"
+    (folder / "evil.yaml").write_text(text, encoding="utf-8")
     assert_refused(run("experiment=evil", "--config-dir", str(folder.parent)), marker)
 
 
@@ -158,6 +167,7 @@ def test_the_command_line_can_consent(run: Run, marker: Path) -> None:
     assert marker.exists()
 
 
+@pytest.mark.slow
 def test_hydras_own_logging_and_launchers_need_no_consent(tmp_path: Path) -> None:
     words = ["model=tiny-random", "task=hotpotqa", "limit=1", "method=streamingllm"]
     words += ["hydra/job_logging=stdout", "hydra/hydra_logging=default", "launcher=basic"]

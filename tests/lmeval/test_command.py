@@ -14,6 +14,8 @@ import torch
 import yaml
 from typer.testing import CliRunner
 
+from support.cases import slow
+
 pytest.importorskip("lm_eval", reason="the extra lmeval is not installed")
 
 import datasets
@@ -167,7 +169,9 @@ def ours(*words: str) -> KVBench:
 
 
 @pytest.mark.parametrize(
-    ("template", "first_token"), [(False, "prefill"), (True, "compressed")], ids=["plain", "chat"]
+    ("template", "first_token"),
+    [(False, "prefill"), slow(True, "compressed")],
+    ids=["plain", "chat"],
 )
 def test_fullkv_answers_as_lm_evals_own_model(local_tasks, template, first_token):
     lm = ours("method=fullkv", f"protocol.first_token={first_token}")
@@ -176,6 +180,7 @@ def test_fullkv_answers_as_lm_evals_own_model(local_tasks, template, first_token
     assert_same_answers(mine, evaluated(stock_tiny(), local_tasks, ALL, **settings))
 
 
+@pytest.mark.slow
 def test_a_prompt_too_long_loses_its_beginning_as_in_lm_evals_own_model(local_tasks):
     lm = ours("method=fullkv", "model.random.context=64")
     network = random_llama(lm.plan.model.random_shape).eval()
@@ -185,6 +190,7 @@ def test_a_prompt_too_long_loses_its_beginning_as_in_lm_evals_own_model(local_ta
     assert any(answer.tokens_cut for answer in lm.answers.values())
 
 
+@pytest.mark.slow
 def test_a_budget_of_all_answers_as_fullkv_and_a_third_does_not(local_tasks):
     full = evaluated(ours("method=fullkv"), local_tasks, ALL, bootstrap_iters=0)
     same = evaluated(ours("method=snapkv", "budget=4096"), local_tasks, ALL, bootstrap_iters=0)
@@ -409,6 +415,7 @@ def test_a_question_has_one_score_and_a_record_for_each_choice(elsewhere, local_
     assert "n = 3 per task" in CliRunner().invoke(app, ["report", "run"]).stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_computes_what_is_missing(elsewhere, local_tasks, monkeypatch):
     words = ["method=snapkv", "budget=0.5", "tasks=endings,writing"]
     monkeypatch.setattr("kvbench.lmeval.model.generated", _fails)
@@ -430,6 +437,7 @@ def _fails(*_: Any, **__: Any) -> Any:
     raise KeyError("the power is cut")
 
 
+@pytest.mark.slow
 def test_another_variant_joins_the_run_and_reuses_nothing_of_the_first(
     elsewhere, local_tasks, monkeypatch
 ):
@@ -440,6 +448,7 @@ def test_another_variant_joins_the_run_and_reuses_nothing_of_the_first(
     assert {round(r.ratio_bytes, 1) for r in records_of("run")} == {0.5, 0.3}
 
 
+@pytest.mark.slow
 def test_prefills_that_were_kept_serve_another_days_methods(elsewhere, local_tasks, monkeypatch):
     words = ["tasks=endings,writing", "prefill_cache=kept", "budget=0.5"]
     first = run_local(local_tasks, *words, "method=snapkv", flags=tuple(SHORT))
@@ -450,6 +459,7 @@ def test_prefills_that_were_kept_serve_another_days_methods(elsewhere, local_tas
     assert {r.method for r in records_of("run")} == {"snapkv", "streamingllm"}
 
 
+@pytest.mark.slow
 def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
     flags = ("--num_fewshot", "1", "--apply_chat_template", "--system_instruction", "Be brief.")
     result = run_local(local_tasks, "method=fullkv", "tasks=writing", flags=(*flags, *SHORT))
@@ -468,6 +478,7 @@ def test_lm_evals_flags_reach_the_prompts(elsewhere, local_tasks):
     assert "lm-eval: few-shot as each task says, gen_kwargs" in shown
 
 
+@pytest.mark.slow
 def test_a_group_of_tasks_is_one_column_and_a_pattern_names_several(elsewhere, local_tasks):
     group = {"group": "both", "task": ["endings", "choices"]}
     (local_tasks / "both.yaml").write_text(yaml.safe_dump(group), encoding="utf-8")
@@ -483,6 +494,7 @@ def test_a_group_of_tasks_is_one_column_and_a_pattern_names_several(elsewhere, l
     }
 
 
+@pytest.mark.slow
 def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_tasks):
     flags = ("--output_path", "own", "--log_samples")
     words = ["method=snapkv", "budget=0.5,0.3", "tasks=endings"]
@@ -497,29 +509,29 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
     ("words", "said"),
     [
         (["method=snapkv"], "no task is named: give tasks=gsm8k"),
-        (["tasks=writing", "shards=2"], "shards=2 has no part"),
-        (["tasks=writing", "memory=1KiB"], "fullkv: prefill of"),
-        pytest.param(
-            ["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?", marks=pytest.mark.slow
-        ),
-        (["tasks=./nowhere.yaml", "allow_targets=true"], "no task ./nowhere.yaml"),
+        slow(["tasks=writing", "shards=2"], "shards=2 has no part"),
+        slow(["tasks=writing", "memory=1KiB"], "fullkv: prefill of"),
+        slow(["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?"),
+        slow(["tasks=./nowhere.yaml", "allow_targets=true"], "no task ./nowhere.yaml"),
         (["tasks=./nowhere.yaml"], "nowhere.yaml is a file, which can run code outside kvbench"),
         (["tasks=rolling"], "rolling cannot run under a compressed cache: rolling log-likelihood"),
         (["tasks=sampling"], "sampling asks for do_sample=True"),
-        (["tasks=writing", "budget=2.5"], "budget 2.5 is out of range"),
-        (["tasks=writing", "method=snapkw"], "did you mean snapkv?"),
-        (["task=qasper"], "task=qasper does not apply to kvbench lm-eval: name lm-eval's tasks"),
-        (["tasks=writing", "protocol=paper"], "protocol=paper has no part"),
-        (["tasks=writing", "protocol.query_aware=false"], "has no part"),
-        (["tasks=xsum", "data=nowhere"], "nowhere/xsum holds none of train.jsonl"),
-        (["tasks=xsum"], "tasks xsum cannot be loaded: "),
+        slow(["tasks=writing", "budget=2.5"], "budget 2.5 is out of range"),
+        slow(["tasks=writing", "method=snapkw"], "did you mean snapkv?"),
+        slow(
+            ["task=qasper"], "task=qasper does not apply to kvbench lm-eval: name lm-eval's tasks"
+        ),
+        slow(["tasks=writing", "protocol=paper"], "protocol=paper has no part"),
+        slow(["tasks=writing", "protocol.query_aware=false"], "has no part"),
+        slow(["tasks=xsum", "data=nowhere"], "nowhere/xsum holds none of train.jsonl"),
+        slow(["tasks=xsum"], "tasks xsum cannot be loaded: "),
         (["tasks=writing", "--", "--nosuch"], "unrecognized arguments: --nosuch (after --"),
-        (["tasks=writing", "--", "--limit", "many"], "invalid float value"),
-        (["tasks=writing", "--", "--model", "hf"], "--model does not apply to kvbench lm-eval"),
-        (["tasks=writing", "--", "--use_cache", "x"], "--use_cache has no part"),
-        (["tasks=writing", "--", "--log_samples"], "--output_path"),
+        slow(["tasks=writing", "--", "--limit", "many"], "invalid float value"),
+        slow(["tasks=writing", "--", "--model", "hf"], "--model does not apply to kvbench lm-eval"),
+        slow(["tasks=writing", "--", "--use_cache", "x"], "--use_cache has no part"),
+        slow(["tasks=writing", "--", "--log_samples"], "--output_path"),
         (["tasks=writing", "--", "--gen_kwargs", "repetition_penalty=2.0"], "repetition_penalty"),
-        (["tasks=writing", "--", "--gen_kwargs", "max_gen_toks=8192"], "has 8192 positions"),
+        slow(["tasks=writing", "--", "--gen_kwargs", "max_gen_toks=8192"], "has 8192 positions"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
@@ -624,6 +636,7 @@ def stock_smollm2(smollm2: LoadedModel) -> Any:
     return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
 
 
+@pytest.mark.slow
 def test_hydras_own_flags_stand_before_the_border(elsewhere, local_tasks):
     (elsewhere / "mine/method").mkdir(parents=True)
     text = "_target_: kvbench.methods.streamingllm.StreamingLLM\nsinks: 9\n"

@@ -57,6 +57,7 @@ def test_a_nested_method_is_spelled_as_a_packaged_group():
     ]
 
 
+@pytest.mark.slow
 def test_every_method_yaml_that_scores_rows_can_be_a_base(composing):
     names = [p.stem for p in (CONF / "method").glob("*.yaml")]
     bases = {}

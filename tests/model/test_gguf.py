@@ -98,6 +98,7 @@ def test_a_gguf_file_is_converted_once_to_what_transformers_reads(
     assert (folder / "model.safetensors").stat().st_mtime_ns == written
 
 
+@pytest.mark.slow
 def test_two_processes_may_convert_at_once(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "small.gguf")
     code = f"""
@@ -125,6 +126,7 @@ def test_a_cache_folder_that_cannot_be_written_is_one_clear_line(
     assert "KVBENCH_CACHE" in one_line(error) and str(tmp_path / "file") in one_line(error)
 
 
+@pytest.mark.slow
 def test_a_full_disk_while_converting_leaves_nothing_behind(tmp_path: Path, cache: Path) -> None:
     path = write_gguf(tmp_path / "small.gguf")
     code = f"""

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from support.cases import slow
 from support.families import random_network, saved
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -107,6 +108,7 @@ def ask_the_hub(endpoint: str, home: Path, path: str, **environment: str) -> dic
     return answer
 
 
+@pytest.mark.slow
 def test_a_hub_model_loads_through_the_real_client_and_records_its_commit(
     hub: tuple[str, list[str]], tmp_path: Path
 ) -> None:
@@ -123,7 +125,7 @@ def test_a_hub_model_loads_through_the_real_client_and_records_its_commit(
     assert asked == []
 
 
-@pytest.mark.parametrize("path", ["owner/absent", "owner/small@no-such-branch"])
+@pytest.mark.parametrize("path", ["owner/absent", slow("owner/small@no-such-branch")])
 def test_a_model_the_hub_does_not_have_is_one_clear_line(
     hub: tuple[str, list[str]], tmp_path: Path, path: str
 ) -> None:

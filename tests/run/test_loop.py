@@ -6,50 +6,31 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from kvbench.api import run_words
 from kvbench.base.errors import UserError
-from kvbench.cli.main import app
 from kvbench.prefill import capture as capturing
 from kvbench.records.reader import distinct, read_shards
 from kvbench.records.record import Record
 from kvbench.run import loop as running
+from support.cases import slow
+from support.cli import cli, done
+from support.data import record, write_data
 
 TINY = ["model=tiny-random", "model.device=cpu", "model.context=1024"]
-
-
-def _record(task: str, i: int, **changes: Any) -> dict[str, Any]:
-    story = " ".join(f"On day {d} the {task} clerk wrote {d * i} in the book." for d in range(14))
-    return {
-        "_id": f"{task}-{i}",
-        "input": f"What did the clerk write on day {i}?",
-        "context": story,
-        "answers": [str(i * i), "nothing"],
-        "all_classes": ["Number", "Person"] if task == "trec" else None,
-        "length": len(story.split()),
-        "dataset": task,
-        "language": "en",
-        **changes,
-    }
+SHORT = "protocol.max_new_tokens=12"
 
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     """Two tasks of two and three records, in LongBench's format."""
-    folder = tmp_path / "data"
-    folder.mkdir()
-    for task, count in (("qasper", 2), ("trec", 3)):
-        lines = [json.dumps(_record(task, i + 1)) for i in range(count)]
-        (folder / f"{task}.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return folder
+    return write_data(tmp_path / "data", {"qasper": 2, "trec": 3})
 
 
 def _run(data: Path, out: Path, *words: str) -> None:
-    run_words([*TINY, f"data={data}", f"out={out}", *words])
+    run_words([*TINY, SHORT, f"data={data}", f"out={out}", *words])
 
 
 def _records(out: Path) -> list[Record]:
@@ -71,6 +52,15 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(running, "capture", counting)
     return counted
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of one run of two tasks, for the tests that only read it."""
+    folder = tmp_path_factory.mktemp("whole")
+    data = write_data(folder / "data", {"qasper": 2, "trec": 3})
+    _run(data, folder / "run", "task=qasper,trec", "method=snapkv,streamingllm")
+    return folder / "run"
 
 
 def test_one_prefill_serves_every_method_and_budget(data, tmp_path, prefills):
@@ -111,7 +101,7 @@ def test_a_method_that_prunes_the_prefill_has_its_own_and_decodes_with_the_rest(
             assert r.kept_tokens[0] == r.prefill_tokens > r.kept_tokens[-1]
 
 
-@pytest.mark.parametrize("query_aware", ["true", "false"])
+@pytest.mark.parametrize("query_aware", ["true", slow("false")])
 def test_reconstruction_passes_share_the_prefill(data, tmp_path, prefills, query_aware):
     out = tmp_path / "run"
     words = ["task=qasper", "limit=1", "budget=0.3", f"protocol.query_aware={query_aware}"]
@@ -129,11 +119,9 @@ def test_reconstruction_passes_share_the_prefill(data, tmp_path, prefills, query
     assert len(set(records["kvzip_uniform"].kept_tokens)) == 1
 
 
-def test_a_task_sweep_is_two_jobs_in_one_folder(data, tmp_path):
-    out = tmp_path / "run"
-    _run(data, out, "task=qasper,trec", "method=snapkv", "budget=0.5")
-    assert {r.task for r in _records(out)} == {"qasper", "trec"}
-    assert len(list(out.glob("*.jsonl"))) == 2
+def test_a_task_sweep_is_two_jobs_in_one_folder(whole):
+    assert {r.task for r in _records(whole)} == {"qasper", "trec"}
+    assert len(list(whole.glob("*.jsonl"))) == 2
 
 
 def test_a_rerun_computes_nothing_and_a_new_method_computes_itself_alone(data, tmp_path, prefills):
@@ -205,44 +193,42 @@ def test_a_failing_method_costs_its_own_results_only(data, tmp_path, monkeypatch
     assert all(r.error is None for r in _records(out)), "asked to, it mends them"
 
 
-def test_the_header_says_what_made_the_records(data, tmp_path):
-    out = tmp_path / "run"
-    _run(data, out, "task=qasper", "method=snapkv", "limit=1")
-    header = read_shards(out)[0].header
+def test_the_header_says_what_made_the_records(whole):
+    header = read_shards(whole)[0].header
     assert header.protocol.name == "official"
     assert header.model.path == "random"
     assert header.versions["torch"]
     assert set(header.git) >= {"commit", "dirty"}
     assert header.stated["budget"] == 0.2
     assert header.data.hashes["qasper"]
-    assert [v.label for v in header.variants] == ["fullkv", "snapkv@0.2"]
+    assert [v.label for v in header.variants] == ["fullkv", "snapkv@0.2", "streamingllm@0.2"]
 
 
 # Bad input: one line, exit code 2, nothing written.
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["method=snapvk"], "snapkv"),
-        (["task=quasper"], "qasper"),
-        (["model=tiny-randm"], "tiny-random"),
-        (["protocol=offical"], "official"),
-        (["method=snapkv", "method.windw=8"], "window"),
-        (["bugdet=0.2"], "budget"),
-        (["budget=0"], "budget 0"),
-        (["budget=-1"], "budget -1"),
-        (["budget=1.5"], "budget 1.5"),
-        (["budget=nan"], "budget nan"),
-        (["budget='a lot'"], "a lot"),
+        slow(["method=snapvk"], "snapkv"),
+        slow(["task=quasper"], "qasper"),
+        slow(["model=tiny-randm"], "tiny-random"),
+        slow(["protocol=offical"], "official"),
+        slow(["method=snapkv", "method.windw=8"], "window"),
+        slow(["bugdet=0.2"], "budget"),
+        slow(["budget=0"], "budget 0"),
+        slow(["budget=-1"], "budget -1"),
+        slow(["budget=1.5"], "budget 1.5"),
+        slow(["budget=nan"], "budget nan"),
+        slow(["budget='a lot'"], "a lot"),
         (["method=snapkv", "method.window=0"], "window=0"),
-        (["method=snapkv", "method.window=wide"], "wide"),
+        slow(["method=snapkv", "method.window=wide"], "wide"),
         (["method=snapkv", "+method.window=8,16"], "+method.window is there already: write it"),
         (["method=snapkv", "method.window=8,16", "hydra.mode=RUN"], "several values where one"),
         (["method=spindlekv", "method.theta_key=1.2"], "theta_key=1.2"),
         (["limit=0"], "limit=0"),
-        (["data=/no/such/folder"], "/no/such/folder"),
+        slow(["data=/no/such/folder"], "/no/such/folder"),
         (["model.path=/no/such/model"], "/no/such/model"),
         (["protocol.truncation=none", "model.context=64"], "64"),
-        (["method"], "method"),
+        slow(["method"], "method"),
     ],
 )
 def test_a_mistake_is_one_line_and_leaves_nothing_behind(data, tmp_path, monkeypatch, words, said):
@@ -250,7 +236,7 @@ def test_a_mistake_is_one_line_and_leaves_nothing_behind(data, tmp_path, monkeyp
     before = sorted(p.name for p in tmp_path.iterdir())
     named = {w.split("=")[0] for w in words}
     base = [w for w in [*TINY, f"data={data}", "task=qasper"] if w.split("=")[0] not in named]
-    result = CliRunner().invoke(app, ["run", *base, *words])
+    result = cli("run", *base, *words)
     assert result.exit_code == 2, result.output
     lines = [line for line in result.stderr.splitlines() if line.strip()]
     assert len(lines) == 1, result.stderr
@@ -268,8 +254,8 @@ def _corrupt(data: Path, text: str) -> None:
     ("line", "said"),
     [
         ('{"input": ', "line 3"),
-        (json.dumps({k: v for k, v in _record("qasper", 9).items() if k != "context"}), "context"),
-        (json.dumps(_record("qasper", 9, answers=[])), "answers"),
+        (json.dumps({k: v for k, v in record("qasper", 9).items() if k != "context"}), "context"),
+        (json.dumps(record("qasper", 9, answers=[])), "answers"),
     ],
 )
 def test_a_bad_data_line_is_named_before_anything_runs(data, tmp_path, line, said):
@@ -310,22 +296,16 @@ def test_a_full_disk_is_one_line(data, tmp_path, monkeypatch):
         _run(data, tmp_path / "run", "task=qasper")
 
 
-def test_report_prints_the_table_of_the_run(data, tmp_path):
-    out = tmp_path / "run"
-    _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
-    result = CliRunner().invoke(app, ["report", str(out)])
+def test_report_prints_the_table_of_the_run(whole):
+    result = cli("report", str(whole))
     assert result.exit_code == 0
     assert "fullkv" in result.output
-    assert "snapkv@0.3" in result.output
+    assert "snapkv@0.2" in result.output
     assert "protocol official" in result.output
 
 
-def test_score_finds_the_recorded_scores_again(data, tmp_path):
-    out = tmp_path / "run"
-    _run(data, out, "task=qasper,trec", "method=snapkv", "budget=0.3")
-    result = CliRunner().invoke(app, ["score", str(out), "--json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)
+def test_score_finds_the_recorded_scores_again(whole):
+    assert json.loads(done("score", str(whole), "--json"))
 
 
 def test_a_path_alone_is_a_model_of_its_own():

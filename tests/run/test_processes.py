@@ -27,11 +27,20 @@ from kvbench.records.reader import distinct, read_shards
 from kvbench.run.loop import interleaved
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample, Task
+from support.cases import slow
+from support.data import write_data
 from support.slurm import PROGRAMS, program, running_slurm
 
 pytestmark = pytest.mark.timeout(1200)  # other processes, which start slowly on busy cores
 
 WORDS = ["model=tiny-random", "model.device=cpu", "method=snapkv,streamingllm", "budget=0.3"]
+
+
+@pytest.fixture
+def short(tmp_path: Path) -> list[str]:
+    """Words that lead to two tasks of sixteen short records, answered shortly."""
+    data = write_data(tmp_path / "data", {"qasper": 16, "trec": 16})
+    return [f"data={data}", "task=qasper,trec", "protocol.max_new_tokens=12"]
 
 
 def _samples(counts: dict[str, int]) -> list[list[Sample]]:
@@ -109,9 +118,9 @@ def _recorded(shard: Path) -> int:
     return shard.read_bytes().count(b"\n") - 1
 
 
-def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path):
+def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path, short):
     out = tmp_path / "run"
-    process = _started(out, "limit=2")
+    process = _started(out, *short)
     _wait_for(lambda: any(_recorded(shard) >= 4 for shard in out.glob("*.jsonl")), process)
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=600)
@@ -122,15 +131,15 @@ def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path):
     before = [record for _, record in distinct(read_shards(out))]
     assert 0 < len(before) < 96
     assert len(before) % 3 == 0, "all variants of each sample"
-    run_words([*WORDS, f"out={out}", "limit=2"])
+    run_words([*WORDS, f"out={out}", *short])
     after = [record for _, record in distinct(read_shards(out))]
     assert len(after) == 96
     assert sum(_recorded(shard) for shard in out.glob("*.jsonl")) == 96, "nothing twice"
 
 
-def test_kill_9_costs_the_sample_at_hand_only(tmp_path):
+def test_kill_9_costs_the_sample_at_hand_only(tmp_path, short):
     out = tmp_path / "run"
-    process = _started(out, "task=qasper,trec", "limit=3")
+    process = _started(out, *short, "limit=8")
     _wait_for(lambda: any(_recorded(shard) >= 4 for shard in out.glob("*.jsonl")), process)
     process.kill()
     process.communicate()
@@ -138,10 +147,10 @@ def test_kill_9_costs_the_sample_at_hand_only(tmp_path):
     with shard.open("ab") as torn:
         torn.write(b'{"kind":"record","key":"torn')
     before = {record.key for _, record in distinct(read_shards(out))}
-    assert 4 <= len(before) < 18
-    run_words([*WORDS, f"out={out}", "task=qasper,trec", "limit=3"])
+    assert 4 <= len(before) < 48
+    run_words([*WORDS, f"out={out}", *short, "limit=8"])
     shards = read_shards(out)
-    assert len([r for s in shards for r in s.records]) == 18, "all there and nothing twice"
+    assert len([r for s in shards for r in s.records]) == 48, "all there and nothing twice"
     assert before < {r.key for s in shards for r in s.records}
 
 
@@ -165,15 +174,15 @@ def test_a_killed_actor_is_replaced_and_nothing_is_done_twice(tmp_path):
     assert f"{len(records)} results done, 0 missing, 0 failed." in status.output
 
 
-def test_shards_share_the_samples_without_overlap(tmp_path):
+def test_shards_share_the_samples_without_overlap(tmp_path, short):
     out = tmp_path / "run"
-    run_words([*WORDS, f"out={out}", "task=qasper,trec", "shards=3"])
+    run_words([*WORDS, f"out={out}", *short, "limit=4", "shards=3"])
     shards = [[(r.task, r.sample) for r in s.records] for s in read_shards(out)]
     everything = [pair for shard in shards for pair in set(shard)]
     assert len(shards) > 2
     assert len(everything) == len(set(everything))
     whole = tmp_path / "whole"
-    run_words([*WORDS, f"out={whole}", "task=qasper,trec"])
+    run_words([*WORDS, f"out={whole}", *short, "limit=4"])
     assert set(everything) == {(r.task, r.sample) for _, r in distinct(read_shards(whole))}
 
 
@@ -190,12 +199,12 @@ def test_a_job_that_names_its_shard_is_not_dealt_again():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["shards=0"], "shards=0"),
+        slow(["shards=0"], "shards=0"),
         (["shards=2", "shard=2"], "shard=2 is not below shards=2"),
         (["memory=lots"], "memory=lots is not a size"),
-        (["prefill_cache_size=null"], "prefill_cache_size=null"),
+        slow(["prefill_cache_size=null"], "prefill_cache_size=null"),
         (["retry_failed=maybe"], "retry_failed='maybe' is neither true nor false"),
-        (["launcher=condor"], "launcher=condor is unknown"),
+        slow(["launcher=condor"], "launcher=condor is unknown"),
         (["launcher=ray", "launcher.actors=0"], "launcher.actors=0"),
     ],
 )
@@ -216,6 +225,7 @@ def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
         "kvbench.prefill.disk.capture", lambda *a: counted.append(len(a[1])) or real(*a)
     )
     words = ["model=tiny-random", "model.device=cpu", "task=qasper", "limit=1", "budget=0.3"]
+    words.append("protocol.max_new_tokens=12")
     kept = f"prefill_cache={tmp_path / 'prefills'}"
     run_words([*words, kept, "method=streamingllm", f"out={tmp_path / 'run'}"])
     run_words([*words, kept, "method=snapkv", f"out={tmp_path / 'run'}"])

@@ -20,6 +20,7 @@ from kvbench.tasks.needle import FAMILIES, Needle
 from kvbench.tasks.needle_metrics import classic_scores, digits, number_scores
 from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.task import Sample
+from support.cases import slow
 from support.cli import cli
 from support.paths import ROOT
 from support.tokenizers import TOKENIZERS
@@ -293,6 +294,7 @@ def test_a_field_alone_chooses_its_task() -> None:
     assert hydra_words(hydra_words(["needle.seed=1"])) == ["task=needle", "++task.seed=1"]
 
 
+@pytest.mark.slow
 def test_families_are_swept_together_with_fields_that_longbench_lacks(tmp_path: Path) -> None:
     words = ["run", "model=tiny-random", "method=streamingllm", "task=needle_single,needle"]
     done = cli(*words, "needle.lengths=[500]", "needle.depths=[0]", f"out={tmp_path / 'run'}")
@@ -303,6 +305,7 @@ def test_families_are_swept_together_with_fields_that_longbench_lacks(tmp_path: 
     }
 
 
+@pytest.mark.slow
 def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: Path) -> None:
     folder = tmp_path / "essays"
     folder.mkdir()
@@ -322,14 +325,14 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
     [
         (["needle.lengths=[9000]"], "more than the model's 8192: give smaller needle.lengths"),
         (["needle.depths=[0,101]"], "needle.depths=101 is outside 0 to 100"),
-        (["needle.depths=[-1]"], "needle.depths=-1 is outside 0 to 100"),
+        slow(["needle.depths=[-1]"], "needle.depths=-1 is outside 0 to 100"),
         (["haystack=empty"], "haystack=empty is empty"),
-        (["haystack=bare"], "haystack=bare holds no .txt file"),
-        (["haystack=nowhere"], "haystack=nowhere is not a folder"),
+        slow(["haystack=bare"], "haystack=bare holds no .txt file"),
+        slow(["haystack=nowhere"], "haystack=nowhere is not a folder"),
         (["needle.lengths=[250]"], "needle.lengths=250 has no room for a needle of"),
-        (["needle.lengths=-1"], "needle.lengths=-1 is out of range: give 1 or more"),
-        (["needle.lengths=[0,500]"], "needle.lengths=0 is out of range: give 1 or more"),
-        (["needle.lengths=many"], "needle.lengths=many lists no whole numbers"),
+        slow(["needle.lengths=-1"], "needle.lengths=-1 is out of range: give 1 or more"),
+        slow(["needle.lengths=[0,500]"], "needle.lengths=0 is out of range: give 1 or more"),
+        slow(["needle.lengths=many"], "needle.lengths=many lists no whole numbers"),
         (["needle.lenghts=[500]"], "lengths"),
         (["haystack=holding"], "holds the needle"),
     ],

@@ -13,6 +13,7 @@ from kvbench.records.reader import distinct, read_shards
 from kvbench.tasks.prompt import PromptRules, render
 from kvbench.tasks.ruler import FAMILIES, Ruler, match_all, match_part
 from kvbench.tasks.task import Sample
+from support.cases import slow
 from support.cli import cli, done
 from support.tokenizers import TOKENIZERS
 
@@ -126,15 +127,15 @@ def test_a_run_makes_a_column_for_each_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ruler.lengths=-1"], "ruler.lengths=-1 is out of range"),
+        slow(["ruler.lengths=-1"], "ruler.lengths=-1 is out of range"),
         (["ruler.lengths=[300]"], "too few: give larger ones"),
         (["ruler.lengths=9500"], "give smaller ruler.lengths"),
         (["ruler.families=[vt,abc]"], "ruler.families=abc is unknown"),
-        (["ruler.families=[]"], "ruler.families is empty"),
-        (["ruler.samples_each=0"], "ruler.samples_each=0"),
-        (["ruler.passages=nowhere.jsonl"], "ruler.passages=nowhere.jsonl cannot be read"),
+        slow(["ruler.families=[]"], "ruler.families is empty"),
+        slow(["ruler.samples_each=0"], "ruler.samples_each=0"),
+        slow(["ruler.passages=nowhere.jsonl"], "ruler.passages=nowhere.jsonl cannot be read"),
         (["ruler.passages=bad.jsonl"], "line 1: field 'answers' is empty"),
-        (["haystack=nowhere"], "haystack=nowhere is not a folder"),
+        slow(["haystack=nowhere"], "haystack=nowhere is not a folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
