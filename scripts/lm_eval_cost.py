@@ -14,7 +14,8 @@ from lm_eval.api.instance import Instance
 from lm_eval.models.huggingface import HFLM
 from transformers import AutoModelForCausalLM
 
-from kvbench.lmeval.model import KVBench, plan_of_words
+from kvbench.config.sweeper import plans_of_words
+from kvbench.lmeval.model import KVBench
 
 RUNS = 5
 CHOICES = (" blue", " green and tall", " made of old wood", " by the river")
@@ -43,7 +44,7 @@ def seconds(model: Any, words: int, choices: int) -> list[float]:
 def main(name: str = "smollm2-135m", words: str = "150", choices: str = "4") -> None:
     """Print the median and the least time of both models."""
     method = ["method=kvcrush_table2", "budget=672"]
-    compressed = KVBench(plan_of_words([f"model={name}", *method]))
+    compressed = KVBench(plans_of_words([f"model={name}", *method, "baseline=false"])[0])
     network = compressed.loaded.network
     stock = HFLM(
         pretrained=AutoModelForCausalLM.from_pretrained(network.name_or_path, dtype=network.dtype)
