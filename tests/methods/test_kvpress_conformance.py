@@ -102,7 +102,7 @@ def _method(case: dict[str, Any]) -> Method:
     words = [f"method.{fields[k]}={v}" for k, v in settings.items() if k in fields]
     if settings.get("layerwise"):
         words.append("method.level=layer")
-    return composed([*choice, *words])
+    return composed(*choice, *words)
 
 
 def _kept_by_kvpress(case: dict[str, Any]) -> list[list[list[int]]]:
@@ -121,7 +121,7 @@ def test_every_press_has_its_cases():
 def test_a_preset_has_the_defaults_of_its_press(press):
     choice, _ = PRESETS[press]
     first = next(case for case in CASES if case["press"] == press)
-    assert composed(choice) == _method(first)
+    assert composed(*choice) == _method(first)
 
 
 @pytest.mark.parametrize("case", CASES, ids=map(_name, CASES))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import hydra
 import pytest
 import torch
@@ -29,6 +27,7 @@ from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
 from support import naive
 from support.cli import one_line
+from support.outside import LastRowsScored
 from support.paths import CONF
 
 
@@ -126,18 +125,12 @@ def test_a_wrong_base_is_refused_in_one_line(words, told, tmp_path):
 def test_a_nested_target_outside_kvbench_needs_leave():
     node = {
         "_target_": "kvbench.methods.adakv.AdaKV",
-        "base": {"_target_": "test_composition.LastRowsScored"},
+        "base": {"_target_": "support.outside.LastRowsScored"},
     }
     with pytest.raises(UserError, match="outside kvbench"):
         instantiated(node, "method", targets_allowed=False)
     method = instantiated(node, "method", targets_allowed=True)
     assert isinstance(method.base, LastRowsScored)
-
-
-@dataclass(frozen=True)
-class LastRowsScored(SnapKV):
-    def head_scores(self, layer, window):
-        return torch.arange(layer.tokens - window).float().expand(layer.kv_heads, -1)
 
 
 def _lengths(cache) -> list[list[int]]:

@@ -10,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from kvbench.base.errors import UserError
-from kvbench.model.hooks import attention_layers, recording_pre_rope, rotary_function
+from kvbench.model.hooks import attention_layers, recording_pre_rope
 from kvbench.model.loading import LoadedModel
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
@@ -152,7 +152,8 @@ def test_a_layer_that_does_not_rotate_is_noticed(tiny: LoadedModel) -> None:
         with recording_pre_rope(tiny.network) as recorder:
             k = torch.zeros(1, 2, 4, 16)
             cos = torch.ones(1, 4, 16)
-            rotary_function(tiny.network)(k, cos, cos)
+            module = sys.modules[type(attention_layers(tiny.network)[0]).__module__]
+            module.apply_rotary_pos_emb(k, k, cos, cos)
             assert recorder.take()[0] is k
             with pytest.raises(RuntimeError, match="did not call"):
                 recorder.take()
