@@ -42,10 +42,10 @@ from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.state import Prefill
+from kvbench.records.summary import Summary
 from kvbench.report.run import Run
 from kvbench.run.caches import fitted_cache, schedule_of
 from kvbench.run.loop import execute
-from kvbench.run.summary import Summary
 
 
 def evaluate(

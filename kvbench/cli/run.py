@@ -9,7 +9,7 @@ import typer
 
 from kvbench.cli.app import app
 from kvbench.cli.output import say
-from kvbench.run.summary import Summary
+from kvbench.records.summary import Summary
 
 if TYPE_CHECKING:
     from kvbench.config.sweeper import JobResult

@@ -29,9 +29,9 @@ from kvbench.lmeval.results import Answers, lm_eval_header, records
 from kvbench.model.loading import load
 from kvbench.plan.plan import Plan
 from kvbench.records.reader import done_keys
+from kvbench.records.summary import Summary
 from kvbench.records.writer import Writer
 from kvbench.report.forms.terminal import WIDTH
-from kvbench.run.summary import Summary
 
 
 @dataclass(frozen=True)

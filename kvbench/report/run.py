@@ -10,9 +10,9 @@ from kvbench.base.errors import UserError
 from kvbench.records.header import RunHeader
 from kvbench.records.reader import distinct, read_shards
 from kvbench.records.record import Record
+from kvbench.records.summary import Summary
 from kvbench.report.look import Look
 from kvbench.report.table.table import Table, tables_of
-from kvbench.run.summary import Summary
 
 if TYPE_CHECKING:
     import pandas

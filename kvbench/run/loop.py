@@ -17,6 +17,7 @@ from kvbench.prefill.disk import CaptureCache
 from kvbench.records.header import DataFacts
 from kvbench.records.reader import done_keys, failed_keys
 from kvbench.records.record import Record
+from kvbench.records.summary import Summary
 from kvbench.records.writer import Writer
 from kvbench.run.caches import TakePrefill
 from kvbench.run.interruption import Interruption
@@ -24,7 +25,6 @@ from kvbench.run.memory import bytes_to_take
 from kvbench.run.prepare import prompt_of, read_samples, split_prompt, stop_rule
 from kvbench.run.result import result_record, run_header
 from kvbench.run.sample import Outcome, Work, evaluate
-from kvbench.run.summary import Summary
 from kvbench.tasks.prompt import Prompt
 from kvbench.tasks.task import Sample
 
