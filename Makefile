@@ -1,4 +1,5 @@
-# make run: install into .venv, run the main job, print its table.   make test: run the tests.
+# make run: install into .venv, run the main job, print its table.
+# make test: the quick tests (under 5 minutes on two cores).   make test-slow: the others.
 # VENV=DIR puts the environment elsewhere; PYTHON=python3.12 picks the interpreter; pip's own
 # environment variables (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, ...) choose where packages come from.
 VENV ?= .venv
@@ -7,14 +8,17 @@ PYTEST_ARGS ?= -n 2 --dist loadfile
 BIN = $(VENV)/bin
 PIP = $(BIN)/python -m pip
 
-.PHONY: run test lint lowest install dev clean
+.PHONY: run test test-slow lint lowest install dev clean
 
 run: install
 	$(BIN)/kvbench run method=spindlekv budget=0.2 limit=1
 	$(BIN)/kvbench report
 
 test: dev
-	$(BIN)/pytest $(PYTEST_ARGS)
+	$(BIN)/pytest -m 'not slow' $(PYTEST_ARGS)
+
+test-slow: dev
+	$(BIN)/pytest -m slow $(PYTEST_ARGS)
 
 lint: dev
 	$(BIN)/ruff check .
