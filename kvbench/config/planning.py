@@ -32,7 +32,7 @@ from kvbench.plan.plan import Plan
 from kvbench.plan.protocol import Protocol
 from kvbench.plan.settings import Lengths, LmEvalTasks
 from kvbench.plan.variant import Variant
-from kvbench.prefill.disk import CacheFolder
+from kvbench.prefill.disk import PrefillFolder
 from kvbench.tasks.suite import Suite
 
 
@@ -123,12 +123,12 @@ def _flag(plain: Mapping[str, Any], name: str) -> bool:
     return value
 
 
-def _cache_folder(plain: Mapping[str, Any]) -> CacheFolder | None:
+def _cache_folder(plain: Mapping[str, Any]) -> PrefillFolder | None:
     limit = parsed_bytes("prefill_cache_size", plain["prefill_cache_size"])
     if limit is None:
         raise UserError("prefill_cache_size=null is not a size: give bytes such as 20GiB")
     folder = as_text("prefill_cache", plain["prefill_cache"], optional=True)
-    return None if folder is None else CacheFolder(Path(folder).expanduser(), limit)
+    return None if folder is None else PrefillFolder(Path(folder).expanduser(), limit)
 
 
 def _lm_eval(node: object) -> LmEvalTasks:

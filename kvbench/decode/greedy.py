@@ -87,13 +87,13 @@ def decode(
     if not caches:
         return []
     wanted = len(caches)
-    batch = [*caches, *[_filling(caches[0])] * ((width or wanted) - wanted)]
+    filled = [*caches, *[_filling(caches[0])] * ((width or wanted) - wanted)]
     caches.clear()
     room = len(feed) + stop.max_new_tokens
     with torch.inference_mode():
-        positions = _next_positions(batch, start)
-        rows = Rows(batch, model.geometry.kv_heads, room)
-        batch.clear()
+        positions = _next_positions(filled, start)
+        rows = Rows(filled, model.geometry.kv_heads, room)
+        filled.clear()
         return _greedy(model, rows, positions, stop, first_logits, feed, wanted, on_token)
 
 

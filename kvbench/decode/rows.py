@@ -24,26 +24,23 @@ from kvbench.model.hooks import RotaryRecorder
 class Rows:
     """Every layer's rows of every variant while they decode, and the attention over them."""
 
-    def __init__(self, batch: list[Compressed], kv_heads: int, room: int) -> None:
-        """Copy the rows of every cache into buffers, layer by layer, emptying `batch`.
+    def __init__(self, caches: list[Compressed], kv_heads: int, room: int) -> None:
+        """Copy the rows of every cache into buffers, layer by layer, emptying `caches`.
 
         Args:
-            batch: one cache per variant.
+            caches: one per variant.
             kv_heads: G.
             room: tokens that will be fed at most.
         """
         self.recorder: RotaryRecorder | None = None
-        self._width = len(batch)
         self._at = torch.empty(0)
         self._layers: list[list[_Group]] = []
-        self._base_bytes = [c.nbytes for c in batch]
-        layers = [list(c.layers) for c in batch]
-        batch_size = len(batch)
-        batch[:] = [Compressed((), {}, c.next_position) for c in batch]
+        layers = [list(cache.layers) for cache in caches]
+        caches[:] = [Compressed((), {}, cache.next_position) for cache in caches]
         for layer in range(len(layers[0])):
-            stores = {row: layers[row][layer] for row in range(batch_size)}
-            for row in range(batch_size):
-                layers[row][layer] = None  # type: ignore[call-overload]
+            stores = {row: of_row[layer] for row, of_row in enumerate(layers)}
+            for of_row in layers:
+                of_row[layer] = None  # type: ignore[call-overload]
             self._layers.append(_grouped(stores, kv_heads, room))
         self.reads_pre_rope = any(
             s.tail_needs_pre_rope

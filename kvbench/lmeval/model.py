@@ -37,7 +37,7 @@ from kvbench.model.loading import load
 from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
 from kvbench.prefill.capture import capture
-from kvbench.prefill.disk import CaptureCache
+from kvbench.prefill.disk import PrefillCache
 from kvbench.run.memory import bytes_to_take
 from kvbench.run.sample import Work
 from kvbench.tasks.task import Sample, Task
@@ -82,7 +82,7 @@ class KVBench(TokenScorer):
         self.answers = dict(known or {})
         self._keep = keep
         cache = plan.prefill_cache
-        self._take = capture if cache is None else CaptureCache(cache).capture
+        self._take = capture if cache is None else PrefillCache(cache).capture
 
     @classmethod
     def create_from_arg_obj(

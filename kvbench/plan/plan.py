@@ -20,7 +20,7 @@ from kvbench.plan.keys import road_code, task_digest
 from kvbench.plan.protocol import Protocol
 from kvbench.plan.settings import Lengths, LmEvalTasks
 from kvbench.plan.variant import Variant
-from kvbench.prefill.disk import CacheFolder
+from kvbench.prefill.disk import PrefillFolder
 from kvbench.tasks.suite import Suite
 from kvbench.tasks.task import Sample, Task
 
@@ -59,7 +59,7 @@ class Plan:
     """Parts that the samples are dealt into."""
     retry_failed: bool
     """Whether results that failed before are computed again."""
-    prefill_cache: CacheFolder | None
+    prefill_cache: PrefillFolder | None
     """Where prefills are kept for later runs; None: nowhere."""
     speed: Lengths
     """What is timed where speed is measured."""

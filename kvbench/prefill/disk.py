@@ -48,17 +48,17 @@ _TENSORS = ("k", "v", "q_win", "k_pre", "column_sums", "positions")
 
 
 @dataclass(frozen=True)
-class CacheFolder:
+class PrefillFolder:
     """Where prefills are kept, and how much."""
 
     path: Path
     limit_bytes: int
 
 
-class CaptureCache:
+class PrefillCache:
     """`capture` with a memory on disk."""
 
-    def __init__(self, folder: CacheFolder) -> None:
+    def __init__(self, folder: PrefillFolder) -> None:
         """Use a folder; it is made when the first prefill is kept."""
         self._folder = folder
         self._usable = True

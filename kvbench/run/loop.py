@@ -13,7 +13,7 @@ from kvbench.model.loading import LoadedModel, load
 from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
 from kvbench.prefill.capture import capture
-from kvbench.prefill.disk import CaptureCache
+from kvbench.prefill.disk import PrefillCache
 from kvbench.records.header import DataFacts
 from kvbench.records.reader import done_keys, failed_keys
 from kvbench.records.record import Record
@@ -64,7 +64,7 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
             prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))
-    take = capture if plan.prefill_cache is None else CaptureCache(plan.prefill_cache).capture
+    take = capture if plan.prefill_cache is None else PrefillCache(plan.prefill_cache).capture
     failed = 0
     with (
         Progress(plan.model.name, total, shown=progress) as display,

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from kvbench.methods.kvzip import KVzip
 from kvbench.prefill import capture as capturing
-from kvbench.prefill.disk import CacheFolder, CaptureCache
+from kvbench.prefill.disk import PrefillCache, PrefillFolder
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.state import LayerState
@@ -43,8 +43,8 @@ def prefills(monkeypatch: pytest.MonkeyPatch) -> list[Needs]:
     return counted
 
 
-def _cache(tmp_path: Path, limit: int = 2**30) -> CaptureCache:
-    return CaptureCache(CacheFolder(tmp_path / "prefills", limit))
+def _cache(tmp_path: Path, limit: int = 2**30) -> PrefillCache:
+    return PrefillCache(PrefillFolder(tmp_path / "prefills", limit))
 
 
 def _entries(tmp_path: Path) -> list[Path]:
