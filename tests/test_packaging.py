@@ -92,6 +92,7 @@ def test_the_wheel_imports_from_outside_the_checkout(installed: Path, tmp_path: 
     assert int(records) > 0
 
 
+@pytest.mark.slow
 def test_the_installed_command_runs_reports_and_lists(installed: Path, tmp_path: Path) -> None:
     words = ["run", "model=tiny-random", "method=streamingllm", "task=hotpotqa", "limit=1"]
     for arguments, said in (

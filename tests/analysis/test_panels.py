@@ -149,8 +149,10 @@ def test_the_same_panels_give_the_same_files(tmp_path: Path) -> None:
         assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
 
 
+@pytest.mark.slow
 def test_an_analysis_runs_on_the_command_line_and_is_reported(tmp_path: Path) -> None:
-    words = ["run", "model=tiny-random", "task=hotpotqa", "limit=2", f"out={tmp_path}"]
+    words = ["run", "model=tiny-random", "model.context=1024", "task=hotpotqa", "limit=2"]
+    words.append(f"out={tmp_path}")
     for name in ("similarity", "kept"):
         methods = ["method=snapkv,pyramidinfer", "budget=0.5"] * (name == "kept")
         done = CliRunner().invoke(app, [*words, f"analysis={name}", *methods])

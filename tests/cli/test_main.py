@@ -104,6 +104,7 @@ def test_an_unwritable_run_folder_is_refused_before_anything_is_recorded(elsewhe
     assert "out=PATH" in result.stderr and result.stderr.startswith("kvbench: ")
 
 
+@pytest.mark.slow
 def test_hydras_own_flags_pass_through(elsewhere: Path) -> None:
     code = "from kvbench.cli.main import main; main()"
     words = [sys.executable, "-c", code, "run", "method=snapkv", "budget=0.4", "--cfg", "job"]
@@ -114,7 +115,7 @@ def test_hydras_own_flags_pass_through(elsewhere: Path) -> None:
 
 def test_jobs_share_a_run_folder_and_a_rerun_does_nothing(elsewhere: Path) -> None:
     words = ["run", "model=tiny-random", "method=streamingllm", "budget=0.2,64"]
-    words += ["task=hotpotqa,musique", "limit=1"]
+    words += ["task=hotpotqa,musique", "limit=1", "protocol.max_new_tokens=4"]
     out = Path("results/runs/tiny-random-sample-official")
     assert f"{out}: 6 results recorded" in done(*words)
     shards = read_shards(out)

@@ -18,6 +18,7 @@ from kvbench.config.planning import plan_from_config
 from kvbench.config.sweeper import folded_jobs
 from kvbench.plan.plan import Plan
 from kvbench.tasks.task import Sample
+from support.cases import slow
 
 pytestmark = pytest.mark.usefixtures("composing")
 
@@ -141,22 +142,22 @@ def test_the_profile_says_where_answers_stop() -> None:
 @pytest.mark.parametrize(
     ("word", "named"),
     [
-        ("budget=0", "budget 0"),
-        ("budget=-1", "budget -1"),
-        ("budget=1.5", "budget 1.5"),
-        ("budget=nan", "budget nan"),
-        ("budget='a lot'", "budget 'a lot'"),
+        slow("budget=0", "budget 0"),
+        slow("budget=-1", "budget -1"),
+        slow("budget=1.5", "budget 1.5"),
+        slow("budget=nan", "budget nan"),
+        slow("budget='a lot'", "budget 'a lot'"),
         ("budget=true", "budget True"),
-        ("limit=0", "limit=0"),
+        slow("limit=0", "limit=0"),
         ("decode_width=0", "decode_width=0"),
         ("baseline=maybe", "baseline='maybe'"),
-        ("protocol.stop=never", "protocol.stop='never'"),
-        ("protocol.max_input_tokens=0", "protocol.max_input_tokens=0"),
+        slow("protocol.stop=never", "protocol.stop='never'"),
+        slow("protocol.max_input_tokens=0", "protocol.max_input_tokens=0"),
         ("method.window=wide", "method.window='wide' is not a whole number"),
-        ("method.window=1.5", "method.window=1.5 is not a whole number"),
+        slow("method.window=1.5", "method.window=1.5 is not a whole number"),
         ("method.theta_key=7", "method.theta_key"),
         ("+method.tehta_key=0.9", "did you mean theta_key?"),
-        ("+model.dtpye=float32", "did you mean dtype?"),
+        slow("+model.dtpye=float32", "did you mean dtype?"),
         ("+budgte=0.2", "did you mean budget?"),
         ("~baseline", "baseline is missing"),
         ("data=smaple", "did you mean sample?"),
@@ -195,16 +196,16 @@ def test_a_method_of_the_users_own_runs_when_allowed(
     "words",
     [
         ("budget=0.3",),
-        ("budget=1",),
-        ("budget=1.0",),
+        slow(("budget=1",)),
+        slow(("budget=1.0",)),
         ("method.window=16",),
-        ("method=streamingllm",),
+        slow(("method=streamingllm",)),
         ("model.dtype=bfloat16",),
-        ("model.random.seed=1",),
+        slow(("model.random.seed=1",)),
         ("model.max_input_tokens=500",),
-        ("protocol.query_aware=false",),
+        slow(("protocol.query_aware=false",)),
         ("protocol.first_token=compressed",),
-        ("protocol.truncation=none",),
+        slow(("protocol.truncation=none",)),
     ],
     ids=" ".join,
 )
@@ -218,8 +219,8 @@ def test_whatever_changes_a_result_changes_its_key(words: tuple[str, ...]) -> No
 @pytest.mark.parametrize(
     "words",
     [
-        ("out=elsewhere",),
-        ("limit=3",),
+        slow(("out=elsewhere",)),
+        slow(("limit=3",)),
         ("decode_width=9",),
         ("task=narrativeqa",),
         ("method.window=32.0",),

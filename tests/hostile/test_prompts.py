@@ -18,6 +18,7 @@ from kvbench.records.record import Record
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.prompt import PromptRules, prompt_text, render
 from kvbench.tasks.task import Sample
+from support.cases import slow
 
 (HOTPOTQA,) = LongBench(["hotpotqa"]).tasks()
 
@@ -101,7 +102,7 @@ def test_every_hard_text_is_a_result_of_every_method(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [(1, 1, 1, 2), (1, 5, 5, 6), (2, 6, 3, 10), (1, 7, 1, 8)], ids=str
+    "shape", [(1, 1, 1, 2), slow((1, 5, 5, 6)), (2, 6, 3, 10), slow((1, 7, 1, 8))], ids=str
 )
 def test_odd_shapes_of_models_run(tmp_path: Path, shape: tuple[int, int, int, int]) -> None:
     names = ("layers", "query_heads", "kv_heads", "head_dim")

@@ -259,7 +259,7 @@ def test_a_budget_below_the_first_layer_says_so(tiny: LoadedModel) -> None:
 
 def test_another_plans_prefill_is_refused(tiny: LoadedModel) -> None:
     ordinary = capture(tiny, PROMPT, Needs())
-    with pytest.raises(ValueError, match="prefill of its own plan"):
+    with pytest.raises(ValueError, match="prefill of its own pruning"):
         PyramidInfer().compress(ordinary, Budget(fraction=0.7))
 
 

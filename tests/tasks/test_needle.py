@@ -275,6 +275,7 @@ def test_a_run_records_spans_lengths_and_what_each_layer_keeps(tmp_path: Path) -
             )
 
 
+@pytest.mark.slow
 def test_a_rerun_of_the_same_grid_does_nothing_and_a_wider_one_the_rest(tmp_path: Path) -> None:
     words = [*TINY, f"out={tmp_path / 'run'}", "needle.lengths=[400]"]
     assert "4 results recorded" in cli(*words, "needle.depths=[0,50]").stdout

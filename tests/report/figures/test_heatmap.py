@@ -94,6 +94,7 @@ def test_the_table_has_both_accuracies_and_marks_what_lacks_cells(folder: Path) 
     assert "prompts made to their length and never cut" in text
 
 
+@pytest.mark.slow
 def test_report_writes_each_figure_in_three_forms_says_where_and_repeats_its_bytes(
     folder: Path, tmp_path: Path
 ) -> None:
