@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,12 @@ from kvbench.plan.plan import Plan
 from kvbench.tasks.task import Sample
 from support.cases import slow
 
-pytestmark = pytest.mark.usefixtures("composing")
+
+@pytest.fixture(autouse=True, scope="module")
+def composing() -> Iterator[None]:
+    """One Hydra for the whole file, which knows what it has composed."""
+    with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
+        yield
 
 
 @cache

@@ -244,6 +244,7 @@ def test_a_crash_of_the_check_itself_exits_2(
     assert done.exit_code == 2 and "the disk is on fire" in done.stderr
 
 
+@pytest.mark.slow
 def test_no_baseline_is_made_of_failures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = checked("--update", *WORDS, *SHORT, "memory=1KiB")

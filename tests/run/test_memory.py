@@ -110,6 +110,7 @@ def _records(data: Path, out: Path, *words: str) -> dict[tuple[str, str], object
     return {(r.variant, r.sample): r for _, r in distinct(read_shards(out))}
 
 
+@pytest.mark.slow
 def test_a_byte_limit_splits_the_batch_and_changes_no_answer(data, tmp_path):
     whole = _records(data, tmp_path / "whole")
     split = _records(data, tmp_path / "split", "memory=4500KiB")

@@ -217,6 +217,7 @@ def test_a_wrong_engine_setting_is_one_line(tmp_path, words, said):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
     from kvbench.prefill import capture as capturing
 
