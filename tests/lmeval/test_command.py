@@ -509,7 +509,7 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
     ("words", "said"),
     [
         (["method=snapkv"], "no task is named: give tasks=gsm8k"),
-        slow(["tasks=writing", "shards=2"], "shards=2 has no part"),
+        slow(["tasks=writing", "shards=2"], "shards=2 does not apply"),
         slow(["tasks=writing", "memory=1KiB"], "fullkv: prefill of"),
         slow(["tasks=xsun"], "lm-eval has no task xsun: did you mean xsum?"),
         slow(["tasks=./nowhere.yaml", "allow_targets=true"], "no task ./nowhere.yaml"),
@@ -521,14 +521,14 @@ def test_output_path_holds_lm_evals_own_files_of_each_variant(elsewhere, local_t
         slow(
             ["task=qasper"], "task=qasper does not apply to kvbench lm-eval: name lm-eval's tasks"
         ),
-        slow(["tasks=writing", "protocol=paper"], "protocol=paper has no part"),
-        slow(["tasks=writing", "protocol.query_aware=false"], "has no part"),
+        slow(["tasks=writing", "protocol=paper"], "protocol=paper does not apply"),
+        slow(["tasks=writing", "protocol.query_aware=false"], "does not apply"),
         slow(["tasks=xsum", "data=nowhere"], "nowhere/xsum holds none of train.jsonl"),
         slow(["tasks=xsum"], "tasks xsum cannot be loaded: "),
         (["tasks=writing", "--", "--nosuch"], "unrecognized arguments: --nosuch (after --"),
         slow(["tasks=writing", "--", "--limit", "many"], "invalid float value"),
         slow(["tasks=writing", "--", "--model", "hf"], "--model does not apply to kvbench lm-eval"),
-        slow(["tasks=writing", "--", "--use_cache", "x"], "--use_cache has no part"),
+        slow(["tasks=writing", "--", "--use_cache", "x"], "--use_cache does not apply"),
         slow(["tasks=writing", "--", "--log_samples"], "--output_path"),
         (["tasks=writing", "--", "--gen_kwargs", "repetition_penalty=2.0"], "repetition_penalty"),
         slow(["tasks=writing", "--", "--gen_kwargs", "max_gen_toks=8192"], "has 8192 positions"),
