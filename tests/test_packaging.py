@@ -81,6 +81,7 @@ def test_the_wheel_holds_every_config_sample_and_source_file(wheel: Path, source
     assert not [name for name in inside if name.startswith(("tests", "methods", "conf", "scripts"))]
 
 
+@pytest.mark.slow
 def test_the_wheel_imports_from_outside_the_checkout(installed: Path, tmp_path: Path) -> None:
     code = (
         "import kvbench, kvbench.conf, kvbench.methods.fullkv, kvbench.data.source\n"
@@ -116,6 +117,7 @@ def test_the_ten_packages_of_the_customer_are_declared(wheel: Path) -> None:
     assert "License-Expression: Apache-2.0" in text
 
 
+@pytest.mark.slow
 def test_an_editable_install_follows_the_checkout(
     source: Path, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

@@ -90,6 +90,7 @@ def test_a_papers_speeds_stand_below_ours() -> None:
     assert "18.39" in published and "RTX 3090" in published
 
 
+@pytest.mark.slow
 def test_a_run_of_a_speed_table_is_kept_and_reported_beside_the_papers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -181,6 +181,7 @@ def baseline(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_check_repeats_the_words_of_its_baseline(
     baseline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

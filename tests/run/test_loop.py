@@ -136,6 +136,7 @@ def test_a_rerun_computes_nothing_and_a_new_method_computes_itself_alone(data, t
     assert len(_records(out)) == 6
 
 
+@pytest.mark.slow
 def test_another_protocol_is_another_result(data, tmp_path):
     out = tmp_path / "run"
     _run(data, out, "task=qasper", "method=snapkv", "limit=1")
@@ -146,6 +147,7 @@ def test_another_protocol_is_another_result(data, tmp_path):
     assert {r.prompt_tokens - r.prefill_tokens for r in records} == {0, 1}
 
 
+@pytest.mark.slow
 def test_query_aware_false_prefills_the_context_alone(data, tmp_path, prefills):
     _run(data, tmp_path / "run", "task=qasper", "protocol.query_aware=false", "limit=1")
     for r in _records(tmp_path / "run"):

@@ -175,6 +175,7 @@ def test_a_killed_actor_is_replaced_and_nothing_is_done_twice(tmp_path):
     assert f"{len(records)} results done, 0 missing, 0 failed." in status.output
 
 
+@pytest.mark.slow
 def test_shards_share_the_samples_without_overlap(tmp_path, short):
     out = tmp_path / "run"
     run_words([*WORDS, f"out={out}", *short, "limit=4", "shards=3"])

@@ -92,6 +92,7 @@ def test_the_users_own_passages_are_asked_about(tmp_path: Path) -> None:
         assert sample.context.count("Otters hold hands.") == 1
 
 
+@pytest.mark.slow
 def test_equal_seeds_make_equal_samples() -> None:
     for family in FAMILIES:
         first, second = samples(family), samples(family)

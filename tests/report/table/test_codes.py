@@ -70,6 +70,7 @@ def test_rows_that_mix_codes_are_named(tmp_path: Path) -> None:
         assert "stand side by side (snapkv@0.2 mix them)" in " ".join(text.split())
 
 
+@pytest.mark.slow
 def test_a_folder_of_an_older_kvbench_opens_everywhere(tmp_path: Path) -> None:
     kept = {"fullkv", "snapkv@0.2"}
     (tmp_path / "old").mkdir()
