@@ -25,7 +25,7 @@ from kvbench.classifier.trained import ORACLE, TASK_TYPES
 from kvbench.classifier.trained import load as load_classifier
 from kvbench.compress.method import Method
 from kvbench.config import sweeper
-from kvbench.config.catalog import choices
+from kvbench.config.catalog import check_choice, choices
 from kvbench.config.objects import built
 from kvbench.config.planning import variant_of_method, word_of, words_of_method
 from kvbench.config.sweeper import JobResult, plan_of_job, plans_of_words, quoted_list
@@ -120,11 +120,10 @@ def plans_of(
             foreign += [variant_of_method(method, budget) for budget in kept]
         else:
             rows += [[*spelled, f"budget={budget!r}"] for budget in kept]
-    named = any(choice.name == model for choice in choices("model"))
     lists = ",".join(quoted_list(row) for row in rows or [[f"method={BASELINE}"]])
     plans = plans_of_words(
         [
-            f"model={model}" if named else f"model.path={quoted(str(model))}",
+            f"model.path={quoted(str(model))}" if _is_place(model) else f"model={model}",
             f"task={','.join(_listed(tasks))}",
             f"protocol={protocol}",
             f"data={quoted(str(data))}",
@@ -139,6 +138,11 @@ def plans_of(
         return plans
     own = tuple(v for v in plans[0].variants if rows or (baseline and v.is_baseline))
     return [replace(plan, variants=(*own, *foreign)) for plan in plans]
+
+
+def _is_place(model: str) -> bool:
+    """Whether a model is named by where it is: a path, a hub id, a package; not by a choice."""
+    return "/" in model or ":" in model or model.endswith(".gguf") or Path(model).is_dir()
 
 
 def _listed(values: Any) -> list[Any]:
@@ -317,8 +321,11 @@ def load_model(model: str = "smollm2-135m", **settings: Any) -> Model:
     Raises:
         UserError: it cannot be found, read, fitted on its device, or is not covered.
     """
-    named = next((c.config for c in choices("model") if c.name == model), None)
-    values = dict(named) if named is not None else {"name": "", "path": str(model)}
+    if _is_place(model):
+        values: dict[str, Any] = {"name": "", "path": str(model)}
+    else:
+        check_choice("model", model)
+        values = dict(next(c.config for c in choices("model") if c.name == model))
     return Model(load(built(ModelSpec, "model", {**values, **settings})))
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from kvbench.base.code import bare_code, reached_modules
+from kvbench.plan.keys import ROAD
+
 ROOT = Path(__file__).resolve().parents[2]
 
 KEYS = """
@@ -129,6 +132,7 @@ def test_an_edit_recomputes_every_result_that_runs_through_it(
     assert moved_by([change], pristine, before, tmp_path / "tree") == moved
 
 
+@pytest.mark.slow
 def test_code_of_one_methods_own_recomputes_that_method_alone(
     pristine: Path, before: dict[str, str], tmp_path: Path
 ) -> None:
@@ -136,6 +140,7 @@ def test_code_of_one_methods_own_recomputes_that_method_alone(
     assert moved == {"spindlekv", "quantized", "windowkv", "h2o"}
 
 
+@pytest.mark.slow
 def test_comments_docstrings_scoring_and_looks_recompute_nothing(
     pristine: Path, before: dict[str, str], tmp_path: Path
 ) -> None:
@@ -154,3 +159,34 @@ def test_the_same_code_elsewhere_makes_the_same_keys(
 ) -> None:
     shutil.copytree(pristine, tmp_path / "tree")
     assert keys_of(tmp_path / "tree") == before
+
+
+def test_what_code_does_is_its_statements_alone() -> None:
+    plain = "import torch\nclass A:\n    field: int = 1\n    def f(self): return 'text'\n"
+    told = (
+        '"""Doc."""\n# why\nimport torch\n\n\nclass A:\n    """Doc."""\n\n    field: int = 1  # why'
+        '\n    """Of the field."""\n\n    def f(self):\n        """Doc."""\n        return "text"\n'
+    )
+    assert bare_code(plain) == bare_code(told)
+    assert bare_code(plain) != bare_code(plain.replace("1", "2"))
+    assert bare_code(plain) != bare_code(plain.replace("'text'", "'test'"))
+    assert bare_code("def f():\n    'doc'") == bare_code("def f(): pass")
+
+
+def test_the_road_reaches_what_a_result_runs_through_and_nothing_else() -> None:
+    road = reached_modules(("kvbench.run.prepare", "kvbench.run.sample"), ROAD)
+    assert {
+        "kvbench.compress.fit",
+        "kvbench.decode.greedy",
+        "kvbench.decode.rows",
+        "kvbench.model.attention",
+        "kvbench.plan.protocol",
+        "kvbench.prefill.capture",
+        "kvbench.prefill.selection",
+        "kvbench.run.caches",
+        "kvbench.tasks.prompt",
+    } <= set(road)
+    others = {"kvbench.cache.codebook", "kvbench.tasks.metrics", "kvbench.base.progress"}
+    assert not others & set(road)
+    own = reached_modules(("kvbench.methods.pyramidkv",), (*ROAD, "kvbench.methods"))
+    assert "kvbench.methods.snapkv" in own, "imports from beside a method are followed"
