@@ -6,9 +6,10 @@ the command line. The command line is made of the same calls.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
+from numbers import Integral
 from operator import or_
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from kvbench.cache.ledger import Ledger, ledger
 from kvbench.cache.store import Compressed
 from kvbench.classifier.trained import ORACLE, TASK_TYPES
 from kvbench.classifier.trained import load as load_classifier
+from kvbench.compress.budget import Budget
 from kvbench.compress.method import Method
 from kvbench.config import sweeper
 from kvbench.config.catalog import check_choice, choices
@@ -115,11 +117,12 @@ def plans_of(
             raise UserError(f"{what}=[] names none: give at least one")
     rows, foreign = [], []
     for method in wanted:
+        _check_method(method)
         spelled = [f"method={method}"] if isinstance(method, str) else words_of_method(method)
         if spelled is None:
             foreign += [variant_of_method(method, budget) for budget in kept]
         else:
-            rows += [[*spelled, f"budget={budget!r}"] for budget in kept]
+            rows += [[*spelled, f"budget={_budget_word(budget)}"] for budget in kept]
     lists = ",".join(quoted_list(row) for row in rows or [[f"method={BASELINE}"]])
     plans = plans_of_words(
         [
@@ -145,9 +148,22 @@ def _is_place(model: str) -> bool:
     return "/" in model or ":" in model or model.endswith(".gguf") or Path(model).is_dir()
 
 
+def _check_method(method: object) -> None:
+    """Refuse what is neither a method nor the name of one."""
+    if not isinstance(method, (str, Method)):
+        called = f"{method.__name__}()" if isinstance(method, type) else "a name or a Method"
+        raise UserError(f"methods: {method!r} is not a method: give {called}")
+
+
+def _budget_word(value: object) -> str:
+    """A budget as the command line writes it, whatever kind of number it is."""
+    Budget.parse(value)
+    return repr(int(value)) if isinstance(value, Integral) else repr(float(value))  # type: ignore[arg-type]
+
+
 def _listed(values: Any) -> list[Any]:
-    single = isinstance(values, (str, float, int)) or not isinstance(values, Sequence)
-    return [values] if single else list(values)
+    several = isinstance(values, Iterable) and not isinstance(values, (str, type))
+    return list(values) if several else [values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -355,6 +371,7 @@ def variant_of(
         UserError: the method, a field or the budget is wrong.
     """
     fields = settings or {}
+    _check_method(method)
     if isinstance(method, str):
         words = [f"method={method}"]
         words += [f"method.{name}={word_of(value)}" for name, value in fields.items()]
@@ -365,7 +382,7 @@ def variant_of(
         if spelled is None:
             return variant_of_method(method, budget)
         words = spelled
-    plan = plans_of_words([*words, f"budget={budget!r}", "baseline=false"])[0]
+    plan = plans_of_words([*words, f"budget={_budget_word(budget)}", "baseline=false"])[0]
     return plan.variants[0]
 
 

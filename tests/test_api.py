@@ -10,6 +10,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -180,7 +181,7 @@ def test_a_run_is_a_table_a_dataframe_and_a_header(tmp_path: Path) -> None:
 
 def test_budgets_of_one_token_and_of_everything_are_two_rows(tmp_path: Path) -> None:
     run = kvbench.evaluate(
-        "tiny-random", "qasper", "snapkv", [1, 1.0], limit=1, out=tmp_path, words=SHORT
+        "tiny-random", "qasper", "snapkv", [1, np.float64(1)], limit=1, out=tmp_path, words=SHORT
     )
     assert [r.variant for r in run.records()] == ["fullkv", "snapkv@1", "snapkv@1.0"]
     (table,) = run.tables()
@@ -212,7 +213,10 @@ def test_a_method_that_no_yaml_names_is_evaluated_by_itself(tmp_path: Path) -> N
         ({"tasks": ["qaspar"]}, "qasper"),
         ({"methods": "snapkvv"}, "did you mean snapkv"),
         ({"methods": []}, "methods=[] names none"),
+        ({"methods": SnapKV}, "is not a method: give SnapKV()"),
+        ({"methods": ["snapkv", 3]}, "methods: 3 is not a method"),
         ({"budgets": 1.5}, "budget 1.5 is out of range"),
+        ({"budgets": ["a lot"]}, "budget 'a lot' is not a number"),
         ({"data": "/no/such/folder"}, "does not exist"),
         ({"protocol": "papers"}, "protocol=papers is unknown"),
         ({"limit": -1}, "limit=-1 is not a whole number"),
