@@ -88,6 +88,8 @@ def evaluate(
     plans = plans_of(
         model, tasks, methods, budgets, data, protocol, limit, out, baseline=baseline, words=words
     )
+    if len(folders := dict.fromkeys(str(plan.out) for plan in plans)) > 1:
+        raise UserError(f"tasks go to {' and '.join(folders)}: give out=FOLDER, or a call for each")
     done = [execute(plan, progress=progress) for plan in plans]
     return Run(plans[-1].out, sum(done[1:], start=done[0]))
 
@@ -207,6 +209,8 @@ class Model:
         if chat and self.tokenizer.chat_template:
             before, after = chat_around(self.tokenizer)
         ids = encoded_ids(self.tokenizer, before + context, special_tokens=True)
+        if not ids:
+            raise UserError("context='' has no tokens: give some text")
         self.loaded.check_length(len(ids))
         asked = [variant_of(method, 1.0).method.needs for method in methods]
         prompt = Context(self.loaded, tuple(ids), context, after, task_type)

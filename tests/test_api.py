@@ -221,6 +221,7 @@ def test_a_method_that_no_yaml_names_is_evaluated_by_itself(tmp_path: Path) -> N
         ({"protocol": "papers"}, "protocol=papers is unknown"),
         ({"limit": -1}, "limit=-1 is not a whole number"),
         ({"words": ["budgett=0.2"]}, "budgett"),
+        ({"tasks": ["qasper", "needle"], "out": None}, "give out=FOLDER, or a call for each"),
     ],
 )
 def test_a_mistake_raises_one_line_and_leaves_nothing(
