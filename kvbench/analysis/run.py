@@ -16,6 +16,7 @@ from kvbench.analysis.drawing import write_figure, write_numbers
 from kvbench.analysis.measures import mean_of
 from kvbench.analysis.panels import BY_NAME, Analysis, PrefillPanel
 from kvbench.analysis.speed import record_speed
+from kvbench.base.errors import UserError
 from kvbench.base.progress import Progress
 from kvbench.classifier.trained import MANIFEST
 from kvbench.classifier.training import labeled_prompts, train
@@ -91,15 +92,21 @@ def _panels(
     memory = plan.memory_bytes or bytes_to_take(model)
     progress.phase("prefill")
     ordinary = [v for v in variants if schedule_of(model, len(head), v) is None]
-    prefill = shared_prefill(
-        model,
-        ids,
-        ordinary,
-        None,
-        memory_bytes=memory,
-        sample=sample,
-        further=analysis.needs,
-    )
+    try:
+        prefill = shared_prefill(
+            model,
+            ids,
+            ordinary,
+            None,
+            memory_bytes=memory,
+            sample=sample,
+            further=analysis.needs,
+        )
+    except MemoryError as error:
+        raise UserError(
+            f"the prefill of {len(head)} tokens {error}: give shorter prompts with"
+            " protocol.max_input_tokens=N, or more memory"
+        ) from error
     caches = {}
     for variant in variants:
         progress.phase(f"compress {variant.label}")

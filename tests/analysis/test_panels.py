@@ -170,3 +170,10 @@ def test_an_unknown_analysis_is_refused_in_one_line() -> None:
     done = CliRunner().invoke(app, ["run", "model=tiny-random", "analysis=overlp"])
     assert done.exit_code == 2
     assert "did you mean overlap?" in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_prefill_beyond_the_memory_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
+    words = ["model=tiny-random", "task=qasper", "limit=1", "method=snapkv", "memory=1KiB"]
+    done = CliRunner().invoke(app, ["run", "analysis=kept", *words, f"out={tmp_path / 'run'}"])
+    assert done.exit_code == 2 and done.stderr.strip().count("\n") == 0
+    assert "1.0 KiB may be taken" in done.stderr and not (tmp_path / "run").exists()
