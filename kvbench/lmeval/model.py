@@ -140,15 +140,7 @@ class KVBench(TokenScorer):
         requests: Sequence[tuple[tuple[str, str], list[int], list[int]]],
         disable_tqdm: bool = False,
     ) -> list[tuple[float, bool]]:
-        """Score continuations; those of one context share its prefill and are fed together.
-
-        Args:
-            requests: texts (context, continuation), and the token ids of both.
-            disable_tqdm: whether no progress is shown.
-
-        Returns:
-            By request: its log-likelihood, and whether greedy decoding would have written it.
-        """
+        """Score continuations; those of one context share its prefill and are fed together."""
         asked = [Request(*texts) for texts, _, _ in requests]
         contexts: dict[tuple[int, tuple[int, ...]], dict[Request, list[int]]] = {}
         for request, (_, context, continuation) in zip(asked, requests, strict=True):

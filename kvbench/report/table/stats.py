@@ -32,11 +32,6 @@ class Interval:
     low: float
     high: float
 
-    @property
-    def holds_zero(self) -> bool:
-        """Whether zero lies inside, ends included."""
-        return self.low <= 0 <= self.high
-
 
 @dataclass(frozen=True)
 class Difference:
