@@ -144,9 +144,7 @@ def test_an_evaluation_is_the_run_of_the_command(tmp_path: Path) -> None:
         r.key: (r.variant, r.task, r.sample, r.prediction, r.kept_tokens) for r in theirs
     }
     assert "snapkv@0.2[window=16]" in {r.variant for r in ours}
-    again = CliRunner().invoke(
-        app, ["run", *words, "method=snapkv", f"out={tmp_path / 'api'}"]
-    )
+    again = CliRunner().invoke(app, ["run", *words, "method=snapkv", f"out={tmp_path / 'api'}"])
     assert "0 results recorded" in again.stdout, "the command knows what the call computed"
 
 

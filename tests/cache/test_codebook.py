@@ -12,6 +12,7 @@ from kvbench.cache.cover import unit_and_norm
 from kvbench.cache.store import Tail
 from kvbench.prefill.selection import top_rows
 from support import naive
+from support.vectors import clustered
 
 
 def test_a_vector_is_written_as_direction_and_length():
@@ -113,8 +114,8 @@ def test_absorbed_tokens_are_matched_to_entries_or_get_their_own(scope, heads):
 @pytest.mark.parametrize("new", [1, 7, 63])
 def test_a_new_vector_goes_to_the_nearest_entry_above_theta_or_joins_the_greedy_rest(new):
     theta = 0.9
-    old = Book.of(_clustered(40, 4, 1), theta, True, torch.ones(40), torch.zeros(40))
-    fresh = torch.cat([_clustered(new, 4, 1), _clustered(new, 4, 2)]) * 3
+    old = Book.of(clustered(40, 4, 1), theta, True, torch.ones(40), torch.zeros(40))
+    fresh = torch.cat([clustered(new, 4, 1), clustered(new, 4, 2)]) * 3
     book = old.extended(fresh)
     cosines = unit_and_norm(fresh)[0].double() @ old.entries.double().T
     rest = [i for i in range(2 * new) if cosines[i].max() <= theta]

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvbench.cache import cover
 from kvbench.cache.cover import greedy_cover, unit_and_norm
 from support import naive
+from support.vectors import clustered
 
 
 def _at(*degrees: float) -> torch.Tensor:
@@ -40,24 +41,17 @@ def test_copies_of_orthogonal_vectors_need_one_entry_each():
     assert picks.tolist() == list(range(n))
 
 
-def _clustered(n: int, dim: int, seed: int) -> torch.Tensor:
-    rng = torch.Generator().manual_seed(seed)
-    centers = torch.randn(max(1, n // 5), dim, generator=rng)
-    which = torch.randint(len(centers), (n,), generator=rng)
-    return unit_and_norm(centers[which] + 0.15 * torch.randn(n, dim, generator=rng))[0]
-
-
 @pytest.mark.parametrize("n", [0, 1, 7, 63, 257])
 @pytest.mark.parametrize("theta", [0.8, 0.95, 0.98])
 def test_random_vectors_get_the_naive_book(n, theta):
-    unit = _clustered(n, 6, seed=n)
+    unit = clustered(n, 6, seed=n)
     picks, refs = greedy_cover(unit, theta)
     expected = naive.greedy_cover(unit, theta, list(range(n)))
     assert (picks.tolist(), refs.tolist()) == expected
 
 
 def test_blocks_of_similarities_change_nothing(monkeypatch):
-    unit = _clustered(257, 6, seed=3)
+    unit = clustered(257, 6, seed=3)
     whole = greedy_cover(unit, 0.95)
     monkeypatch.setattr(cover, "BLOCK", 64)
     blocked = greedy_cover(unit, 0.95)
@@ -70,7 +64,7 @@ def test_blocks_of_similarities_change_nothing(monkeypatch):
 def test_multiplicity_equals_listing_the_copies(tokens, group, seed):
     """Query heads keep different rows; the book must be that of all (head, position) vectors."""
     rng = torch.Generator().manual_seed(seed)
-    unit = _clustered(tokens, 4, seed)
+    unit = clustered(tokens, 4, seed)
     keeps = torch.rand(group, tokens, generator=rng) < 0.6
     held = torch.nonzero(keeps.any(0))[:, 0]
     copies = keeps.sum(0)[held]
