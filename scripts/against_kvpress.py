@@ -81,13 +81,14 @@ def kvbench_side(model: Any, variants: Any, ids: list[int]) -> Measured:
 
     from kvbench.decode.greedy import Stop
     from kvbench.run.memory import free_bytes
-    from kvbench.run.sample import Work, evaluate
+    from kvbench.run.sample import Limits, Work, evaluate
 
     stop = Stop(frozenset(), NEW_TOKENS)
 
     def outcomes(some: Any) -> dict[str, list[int]]:
-        work = Work(any_sample(), tuple(ids), (), stop, len(some), free_bytes(model.device))
-        done = list(evaluate(model, work, some, Silent()))
+        work = Work(any_sample(), tuple(ids), (), stop, tuple(some))
+        limits = Limits(len(some), free_bytes(model.device))
+        done = [outcome for _, outcome in evaluate(model, [work], limits, Silent())]
         assert all(outcome.error is None for outcome in done), done
         return {o.variant.label: list(o.generation.ids) for o in done if o.generation}
 

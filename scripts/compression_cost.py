@@ -7,8 +7,9 @@ of any length count as one: keeping a few queries costs nothing that could be me
 for every pruning prefill, then compresses for each method at each budget. A method's cost is what
 its capture took beyond the plain prefill plus its compression, over the plain prefill. Where the
 bytes follow the data, the search for the budget compresses several times; the table says how often,
-and what once costs. Medians, CPU seconds of one thread. The prompt is the prose that ships for
-needles, cut to the number of tokens.
+and what once costs. Each budget is measured as if it were the only one; with `--sweep` each finds
+what those before it left in the prefill's memo. Medians, CPU seconds of one thread. The prompt is
+the prose that ships for needles, cut to the number of tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.resources import files
 from statistics import median
 from typing import TypeVar
 
@@ -41,6 +41,7 @@ from kvbench.plan.plan import Plan
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
+from kvbench.tasks.haystack import SAMPLE_HAYSTACK
 
 T = TypeVar("T")
 Capture = tuple[Needs, PruningSchedule | None]
@@ -85,7 +86,7 @@ def cpu_seconds(work: Callable[[], T]) -> tuple[T, float]:
 
 def prompt_ids(model: LoadedModel, tokens: int) -> Tensor:
     """[tokens] ids of the prose that ships for needles, which does not repeat itself."""
-    text = files("kvbench").joinpath("samples", "haystack", "everyday.txt").read_text("utf-8")
+    text = (SAMPLE_HAYSTACK / "everyday.txt").read_text("utf-8")
     ids = model.tokenizer.encode(text, add_special_tokens=False, verbose=False)
     return torch.tensor(ids * (tokens // len(ids) + 1))[:tokens]
 
@@ -96,6 +97,7 @@ def costs(
     methods: Mapping[str, Method],
     budgets: Sequence[Budget],
     repeat: int,
+    sweep: bool,
 ) -> list[Cost]:
     """Medians of `repeat` repetitions, in the order of `methods`."""
     sharing: dict[Capture, list[tuple[str, Budget]]] = {PLAIN: []}
@@ -113,6 +115,8 @@ def costs(
             captured[needed].append(seconds)
             prefill = replace(prefill, task_types=types)
             for name, budget in users:
+                if not sweep:  # copies of the layers begin with an empty memo
+                    prefill = replace(prefill, layers=tuple(map(replace, prefill.layers)))
                 with torch.inference_mode():
                     fitting = partial(fit_budget, methods[name], prefill, budget)
                     cache, seconds = cpu_seconds(fitting)
@@ -154,6 +158,7 @@ def main() -> None:
     parser.add_argument("--methods", help="with commas; default: each method's own YAML")
     parser.add_argument("--budgets", default="0.2,0.4", help="with commas")
     parser.add_argument("--repeat", type=int, default=3, help="repetitions; medians are printed")
+    parser.add_argument("--sweep", action="store_true", help="budgets share a prefill's memo")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chosen = arguments.methods.split(",") if arguments.methods else stated_methods()
@@ -165,7 +170,8 @@ def main() -> None:
     print(f"{arguments.model}, {model.network.dtype}, {machine['cpu']}, 1 thread,", end=" ")
     print(f"torch {torch.__version__}, medians of {arguments.repeat}")
     for tokens in map(int, arguments.tokens.split(",")):
-        found = costs(model, prompt_ids(model, tokens), methods, budgets, arguments.repeat)
+        ids = prompt_ids(model, tokens)
+        found = costs(model, ids, methods, budgets, arguments.repeat, arguments.sweep)
         print(f"\n{tokens} tokens: plain prefill {found[0].prefill_s:.2f} CPU s\n")
         print("| method | budget | capture, s | compress, s | times | of the prefill | once |")
         print("|---|---:|---:|---:|---:|---:|---:|")

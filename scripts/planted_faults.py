@@ -42,14 +42,14 @@ FAULTS = (
     Fault(
         "positions of generated tokens shifted by one",
         "kvbench/decode/greedy.py",
-        "at = positions + torch.arange(ids.shape[1])",
-        "at = positions + 1 + torch.arange(ids.shape[1])",
+        "ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position",
+        "ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position + 1",
     ),
     Fault(
         "rebuilt keys without RoPE",
-        "kvbench/cache/codebook.py",
-        "k = self.rotary.rotate(keys[head][None], at[None])[0]",
-        "k = keys[head]",
+        "kvbench/decode/cpu_kernels.py",
+        "turned, turning = cos.shape[1], (cos.data_ptr(), sin.data_ptr(), cos.stride(0))",
+        "turned = 0",
     ),
     Fault(
         "scores of the layer before",

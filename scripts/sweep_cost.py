@@ -38,7 +38,7 @@ from kvbench.plan.variant import Variant
 from kvbench.records.reader import distinct, read_shards
 from kvbench.run.loop import missing_results
 from kvbench.run.memory import free_bytes
-from kvbench.run.sample import Work, evaluate
+from kvbench.run.sample import Limits, Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
 
@@ -70,8 +70,9 @@ def evaluation(
     """One prefill, compression and decoding of these variants, ready to be called."""
     stop = Stop(frozenset(), NEW_TOKENS)
     head = tuple(ids.tolist())
-    work = Work(any_sample(), head, (), stop, len(variants), free_bytes(model.device))
-    return lambda: list(evaluate(model, work, variants, Silent()))
+    work = Work(any_sample(), head, (), stop, tuple(variants))
+    limits = Limits(len(variants), free_bytes(model.device))
+    return lambda: list(evaluate(model, [work], limits, Silent()))
 
 
 def marginal_costs(model: LoadedModel, repeat: int) -> None:
@@ -100,9 +101,8 @@ def harness_overhead(repeat: int) -> None:
                 run_words([f"method={','.join(METHODS)}", BUDGETS, *words])
             seconds = time.perf_counter() - started
             records = [record for _, record in distinct(read_shards(Path(folder, "run")))]
-        shared = {(r.sample, r.capture_s, r.decode_s) for r in records}
-        work = sum((c or 0) + (d or 0) for _, c, d in shared)
-        work += sum(r.compress_s or 0 for r in records)
+        work = sum(capture_s or 0 for _, capture_s in {(r.sample, r.capture_s) for r in records})
+        work += sum((r.compress_s or 0) + (r.decode_s or 0) for r in records)
         shares.append((seconds - work) / seconds)
     print(f"the harness: {median(shares):.1%} of a run of {len(records)} results")
 

@@ -2,14 +2,18 @@
 
 `kvbench bench speed` prints what is measured here, `analysis=speed` keeps it in the run folder.
 
-One prompt of random tokens, batch 1, a fixed number of generated tokens, no stop. The first round
-warms up and is not counted; medians of the others are. On a GPU each time ends when the GPU does.
+One prompt of random tokens, batch 1, a fixed number of generated tokens, no stop; caches are read
+as they are stored. The first round warms up and has its memory measured; medians of the others are
+counted. On a GPU each time ends when the GPU does.
 """
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,7 +22,7 @@ import torch
 
 from kvbench.base import provenance
 from kvbench.base.progress import Progress
-from kvbench.decode.greedy import Stop, decode
+from kvbench.decode.greedy import Generation, Stop, decode
 from kvbench.model.loading import LoadedModel, load
 from kvbench.plan.plan import Plan
 from kvbench.plan.settings import Lengths
@@ -34,6 +38,8 @@ from kvbench.run.caches import fitted_cache, schedule_of, shared_prefill
 from kvbench.run.result import run_header
 
 _SEED = 0
+_SHORT = 64  # tokens of the prompt that nothing is measured of
+_MMAP_THRESHOLD = -3  # glibc's M_MMAP_THRESHOLD
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,7 @@ class _Round:
     decode_s: float
     cache_bytes: int
     native_bytes: int
+    generation: Generation
 
 
 def speed_sheets(plans: Sequence[Plan], progress: bool = True) -> list[Sheet]:
@@ -101,12 +108,14 @@ def measured_speeds(
     generator = torch.Generator().manual_seed(_SEED)
     vocabulary = int(model.network.config.vocab_size)
     ids = torch.randint(vocabulary, (lengths.context,), generator=generator)
+    for variant in variants:  # whatever is made once is made before memory is measured
+        _round(model, variant, ids[:_SHORT], 2)
+    memory = PeakMemory(model.device)
     found = []
     for variant in variants:
         progress.sample(variant.label)
         progress.phase("warming up")
-        _round(model, variant, ids, lengths.generate)
-        memory = PeakMemory(model.device)
+        peak_bytes = memory.most(lambda v=variant: _round(model, v, ids, lengths.generate))  # type: ignore[misc]
         rounds = []
         for number in range(1, lengths.repeats + 1):
             progress.phase(f"round {number} of {lengths.repeats}")
@@ -124,7 +133,9 @@ def measured_speeds(
                 median(r.decode_s for r in rounds),
                 rounds[-1].cache_bytes,
                 rounds[-1].native_bytes,
-                memory.above_start(),
+                peak_bytes,
+                rounds[-1].generation.decode_bytes,
+                rounds[-1].generation.reader,
             )
         )
     return found
@@ -142,9 +153,9 @@ def _round(model: LoadedModel, variant: Variant, ids: torch.Tensor, generate: in
     del cache
     stop = Stop(frozenset(), generate)
     started = _now(model.device)
-    decode(model, caches, len(ids), stop, first_logits=logits)
+    (generation,) = decode(model, caches, len(ids), stop, first_logits=logits)
     decode_s = _now(model.device) - started
-    return _Round(times[1] - times[0], times[2] - times[1], decode_s, held, native)
+    return _Round(times[1] - times[0], times[2] - times[1], decode_s, held, native, generation)
 
 
 def _now(device: torch.device) -> float:
@@ -155,24 +166,57 @@ def _now(device: torch.device) -> float:
 
 
 class PeakMemory:
-    """The most memory taken from here on, beyond what is taken now."""
+    """The most memory that work takes, beyond what was taken before any of it began."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin now."""
+        """Take what is held now as the ground that is measured from."""
         self._device = device
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
-            self._before = torch.cuda.memory_allocated(device)
+            torch.cuda.empty_cache()
+            self._ground = torch.cuda.memory_allocated(device)
         else:
-            self._known = _reset_resident_peak()
-            self._before = _resident_bytes("VmRSS") or 0
+            _return_freed_memory()
+            self._ground = _resident_bytes("VmRSS") or 0
 
-    def above_start(self) -> int | None:
-        """Bytes; None where the system does not tell."""
+    def most(self, work: Callable[[], object]) -> int | None:
+        """Do the work; bytes it took at its peak, None where the system does not tell."""
         if self._device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self._device) - self._before
-        peak = _resident_bytes("VmHWM") if self._known else None
-        return None if peak is None else max(0, peak - self._before)
+            torch.cuda.reset_peak_memory_stats(self._device)
+            work()
+            return torch.cuda.max_memory_allocated(self._device) - self._ground
+        with _freed_memory_returned() as known:
+            known = known and _reset_resident_peak()
+            work()
+            peak = _resident_bytes("VmHWM") if known else None
+        return None if peak is None else max(0, peak - self._ground)
+
+
+@contextmanager
+def _freed_memory_returned() -> Iterator[bool]:
+    """Have what is freed go back to the system at once; whether it does.
+
+    Otherwise the allocator keeps what earlier work freed, and what work takes of that is no new
+    memory to the system: a peak of nothing.
+    """
+    if not _return_freed_memory():
+        yield False
+        return
+    libc = ctypes.CDLL(None)
+    libc.mallopt(_MMAP_THRESHOLD, 64 * 1024)
+    try:
+        yield True
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, 32 * 1024 * 1024)  # where the allocator itself ends up
+
+
+def _return_freed_memory() -> bool:
+    """Return what the allocator keeps; whether it can (glibc)."""
+    gc.collect()
+    try:
+        ctypes.CDLL(None).malloc_trim(0)
+    except (OSError, AttributeError):
+        return False
+    return True
 
 
 def _reset_resident_peak() -> bool:

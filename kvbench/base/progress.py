@@ -33,6 +33,7 @@ class Progress:
         self._sample = ""
         self._phase = ""
         self._tokens = 0
+        self._decode_s = 0.0
         self._started = self._phase_began = self._last_line = time.monotonic()
         self._bar: RichProgress | None = None
         if shown and self._console.is_terminal:
@@ -76,13 +77,17 @@ class Progress:
     def phase(self, name: str) -> None:
         """Show what is running: `prefill`, `compress spindlekv@0.2`, `decode`, ..."""
         self._phase = name
-        self._tokens = 0
         self._phase_began = time.monotonic()
         self._show()
 
     def generated(self, tokens: int) -> None:
-        """Count tokens just generated, over all variants, and show how many a second."""
+        """Count the tokens that the phase has generated, over all rows, and show how many a second.
+
+        The rate is that of the whole run: single steps follow one another too fast to be read.
+        """
         self._tokens += tokens
+        self._decode_s += time.monotonic() - self._phase_began
+        self._phase_began = time.monotonic()
         self._show()
 
     def advance(self, done: int, failed: int) -> None:
@@ -96,17 +101,16 @@ class Progress:
     def _show(self) -> None:
         now = time.monotonic()
         if self._bar is not None:
-            doing = f"{self._sample} {self._doing(now)}"
+            doing = f"{self._sample} {self._doing()}"
             self._bar.update(self._row, description=doing, left=self._left(now))
         elif now - self._last_line >= _PLAIN_EVERY_S:
             self._last_line = now
             self._print_line(now)
 
-    def _doing(self, now: float) -> str:
+    def _doing(self) -> str:
         if not self._tokens:
             return self._phase
-        seconds = max(now - self._phase_began, 1e-9)
-        return f"{self._phase} {self._tokens / seconds:.0f} tokens/s"
+        return f"{self._phase}, {self._tokens / max(self._decode_s, 1e-9):.0f} tokens/s decoded"
 
     def _left(self, now: float) -> str:
         """Time left at the mean pace of the whole run: results come in bursts of one sample's."""
@@ -116,7 +120,7 @@ class Progress:
 
     def _print_line(self, now: float) -> None:
         self._console.print(
-            f"{self._model} {self._sample} {self._doing(now)}: {self._done} of {self._total}"
+            f"{self._model} {self._sample} {self._doing()}: {self._done} of {self._total}"
             f" results, {_clock(now - self._started)} gone, {self._left(now)} left,"
             f" {self._failed} failed",
             soft_wrap=True,

@@ -13,43 +13,40 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvbench.cache.cover import greedy_cover, unit_and_norm
+from kvbench.cache.cover import Pairs, greedy_cover, remembered_pairs, unit_and_norm
 from kvbench.cache.rows import gather_rows, index_dtype
-from kvbench.cache.store import Band, Store, Tail
+from kvbench.cache.segments import CodebookRows, PlainRows, Written, member_bits
+from kvbench.cache.store import Band, Lane, Store, Tail
+from kvbench.model.rotary import Rotary
 from kvbench.prefill.selection import union_of_rows
-from kvbench.prefill.state import LayerState, Rotary
+from kvbench.prefill.state import LayerState
 
 
 @dataclass(frozen=True)
-class Book:
-    """One codebook and the vectors written with it."""
+class Book(Written):
+    """One codebook and the vectors written with it, ready to be extended."""
 
-    entries: Tensor
-    """[M, D] unit vectors (as they are where magnitudes are off), in the cache's dtype."""
-    refs: Tensor
-    """[N] uint16 or int32 entry of each vector."""
-    norms: Tensor | None
-    """[N] length of each vector, in the cache's dtype; None where magnitudes are off."""
     theta: float
 
     @classmethod
     def of(
-        cls, vectors: Tensor, theta: float, magnitude: bool, copies: Tensor, heads: Tensor
+        cls,
+        vectors: Tensor,
+        theta: float,
+        magnitude: bool,
+        copies: Tensor,
+        heads: Tensor,
+        pairs: Pairs | None = None,
     ) -> Book:
-        """Build the book of vectors [N, D] by Algorithm 1."""
+        """Build the book of vectors [N, D] by Algorithm 1; the rest is `greedy_cover`'s."""
         unit, norms = unit_and_norm(vectors)
-        picks, refs = greedy_cover(unit, theta, copies, heads)
+        picks, refs = greedy_cover(unit, theta, copies, heads, pairs)
         return cls(
             (unit[picks] if magnitude else vectors[picks]).to(vectors.dtype),
             refs.to(index_dtype(len(picks))),
             norms.to(vectors.dtype) if magnitude else None,
             theta,
         )
-
-    def read(self) -> Tensor:
-        """Rebuild the vectors (Eq. 14): [N, D]."""
-        rebuilt = self.entries[self.refs.long()]
-        return rebuilt if self.norms is None else rebuilt * self.norms[:, None]
 
     def extended(self, vectors: Tensor) -> Book:
         """The book that also holds new vectors [t, D].
@@ -144,6 +141,32 @@ class CodebookStore(Store):
                     out.append(torch.cat([x[rows[:n]], recent, x[rows[n:]]]))
         return (Band(*(torch.stack(x) for x in rows_of)),)
 
+    def segments(self) -> tuple[Lane, ...]:
+        """Per KV head what is written with the books, and the window."""
+        sizes = [len(p) for p in self.positions]
+        lanes = []
+        for head, at in enumerate(self.positions):
+            keys, values = (
+                books[head]
+                if len(books) == len(sizes)
+                else books[0].part(sum(sizes[:head]), len(at))
+                for books in (self.key_books, self.value_books)
+            )
+            readers = None
+            if self.places is not None:
+                readers = member_bits(self.places[head], len(at))[None]
+            some = slice(head, head + 1)
+            window = PlainRows(
+                self.window.k[some], self.window.v[some], self.window.positions[some]
+            )
+            lanes.append((CodebookRows(keys, values, at, self.rotary, readers), window))
+        return tuple(lanes)
+
+    @property
+    def rotates_with(self) -> Rotary:
+        """The layer's."""
+        return self.rotary
+
     @property
     def references(self) -> int:
         """K and V vectors read through the books, copies per query head counted."""
@@ -175,8 +198,6 @@ class CodebookStore(Store):
     def absorb(self, tail: Tail) -> CodebookStore:
         """Write generated tokens with the books (section 3.4, last paragraph)."""
         assert tail.k_pre is not None
-        assert tail.cos is not None
-        assert tail.sin is not None
         new = len(tail.positions)
         if len(self.key_books) == len(self.positions):
             key_books = tuple(
@@ -205,11 +226,6 @@ class CodebookStore(Store):
             value_books=value_books,
             positions=tuple(torch.cat([p.to(at.dtype), at]) for p in self.positions),
             places=places,
-            rotary=replace(
-                self.rotary,
-                cos=torch.cat([self.rotary.cos, tail.cos]),
-                sin=torch.cat([self.rotary.sin, tail.sin]),
-            ),
         )
 
 
@@ -266,23 +282,26 @@ def store_codebook(
             first[places[head]] = head
         unions.append((positions, places, copies, first))
 
-    def books(source: Tensor, theta: float) -> tuple[Book, ...]:
-        parts = [source[h, u[0]] for h, u in enumerate(unions)]
-        if scope == "head":
-            return tuple(
-                Book.of(x, theta, magnitude, u[2], u[3]) for x, u in zip(parts, unions, strict=True)
-            )
+    written = [(positions, copies, first) for positions, _, copies, first in unions]
+    if scope == "layer":
         group = rows.shape[0] // layer.kv_heads
+        at = torch.cat([u[0] + h * tokens for h, u in enumerate(unions)])
         heads = torch.cat([u[3] + h * group for h, u in enumerate(unions)])
-        return (
-            Book.of(torch.cat(parts), theta, magnitude, torch.cat([u[2] for u in unions]), heads),
-        )
+        written = [(at, torch.cat([u[2] for u in unions]), heads)]
+
+    def books(kind: str, source: Tensor, theta: float) -> tuple[Book, ...]:
+        vectors = source if scope == "head" else source.flatten(0, 1)[None]
+        found = []
+        for h, (x, (at, copies, heads)) in enumerate(zip(vectors, written, strict=True)):
+            pairs = remembered_pairs(layer.memo, (kind, scope, h), x, at, theta)
+            found.append(Book.of(x[at], theta, magnitude, copies, heads, pairs))
+        return tuple(found)
 
     recent = torch.arange(tokens - window, tokens, device=rows.device)
     recent = recent.expand(layer.kv_heads, -1)
     return CodebookStore(
-        key_books=books(layer.k_pre, theta_key),
-        value_books=books(layer.v, theta_value),
+        key_books=books("key", layer.k_pre, theta_key),
+        value_books=books("value", layer.v, theta_value),
         positions=tuple(u[0].to(index_dtype(tokens)) for u in unions),
         places=None
         if rows.shape[0] == layer.kv_heads

@@ -12,57 +12,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.cache.store import Band, Store
+from kvbench.cache.segments import Packed, PlainRows, QuantizedRows
+from kvbench.cache.store import Band, Lane, Store
 from kvbench.prefill.state import LayerState
 
 
-@dataclass(frozen=True)
-class Packed:
-    """Groups of values as integers of 2, 4 or 8 bits (asymmetric, rounded to nearest)."""
-
-    codes: Tensor
-    """[ceil(M * s * bits / 8)] uint8."""
-    steps: Tensor
-    """[M] distance of neighboring codes, in the cache's dtype."""
-    least: Tensor
-    """[M] value of code 0, in the cache's dtype."""
-    size: int
-    """s, values of a group."""
-    bits: int
-
-    @classmethod
-    def of(cls, groups: Tensor, bits: int) -> Packed:
-        """Pack groups [M, s] of values."""
-        wide = groups.float()
-        top = 2**bits - 1
-        least = wide.amin(1).to(groups.dtype)
-        # From the stored least value, so that rounding it cannot push the largest past the top.
-        steps = ((wide.amax(1) - least.float()) / top).to(groups.dtype)
-        away = wide - least.float()[:, None]
-        # A group of equal values has no steps: all its codes are 0.
-        codes = torch.where(steps[:, None] > 0, away / steps.float()[:, None], torch.zeros(()))
-        flat = codes.round().clamp(0, top).to(torch.uint8).flatten()
-        per_byte = 8 // bits
-        flat = torch.cat([flat, flat.new_zeros(-len(flat) % per_byte)]).view(-1, per_byte)
-        packed = torch.zeros_like(flat[:, 0])
-        for place in range(per_byte):
-            packed |= flat[:, place] << (bits * place)
-        return cls(packed, steps, least, groups.shape[1], bits)
-
-    def read(self) -> Tensor:
-        """Return the values as the codes say: [M, s] in the cache's dtype."""
-        places = [
-            (self.codes >> (self.bits * place)) & (2**self.bits - 1)
-            for place in range(8 // self.bits)
-        ]
-        codes = torch.stack(places, 1).flatten()[: len(self.steps) * self.size]
-        wide = codes.view(-1, self.size).float() * self.steps.float()[:, None]
-        return (wide + self.least.float()[:, None]).to(self.steps.dtype)
-
-    @property
-    def tensors(self) -> tuple[Tensor, Tensor]:
-        """Steps and least values."""
-        return (self.steps, self.least)
+def packed(groups: Tensor, bits: int) -> Packed:
+    """Groups [M, s] of values as whole numbers of so many bits."""
+    wide = groups.float()
+    top = 2**bits - 1
+    least = wide.amin(1).to(groups.dtype)
+    # From the stored least value, so that rounding it cannot push the largest past the top.
+    steps = ((wide.amax(1) - least.float()) / top).to(groups.dtype)
+    away = wide - least.float()[:, None]
+    # A group of equal values has no steps: all its codes are 0.
+    away = torch.where(steps[:, None] > 0, away / steps.float()[:, None], torch.zeros(()))
+    flat = away.round().clamp(0, top).to(torch.uint8).flatten()
+    per_byte = 8 // bits
+    flat = torch.cat([flat, flat.new_zeros(-len(flat) % per_byte)]).view(-1, per_byte)
+    codes = torch.zeros_like(flat[:, 0])
+    for place in range(per_byte):
+        codes |= flat[:, place] << (bits * place)
+    return Packed(codes, steps, least, groups.shape[1], bits)
 
 
 @dataclass(frozen=True)
@@ -92,19 +63,23 @@ class QuantizedStore(Store):
 
     def materialize(self) -> tuple[Band, ...]:
         """Rebuild the rows: one band of G heads."""
-        heads, newest, dim = self.newest.k.shape
-        older = self.tokens - newest
-        keys = self.keys.read().view(heads, older // self.group, dim, self.group)
-        keys = keys.transpose(2, 3).reshape(heads, older, dim)
-        values = self.values.read().view(heads, older, dim)
-        at = torch.arange(self.tokens, dtype=torch.int32, device=keys.device)
+        codes, _ = self.segments()[0]
+        assert isinstance(codes, QuantizedRows)
+        at = torch.arange(self.tokens, dtype=torch.int32, device=self.newest.k.device)
         return (
             Band(
-                torch.cat([keys, self.newest.k], 1),
-                torch.cat([values, self.newest.v], 1),
-                at.expand(heads, -1),
+                torch.cat([codes.k, self.newest.k], 1),
+                torch.cat([codes.v, self.newest.v], 1),
+                at.expand(self.heads, -1),
             ),
         )
+
+    def segments(self) -> tuple[Lane, ...]:
+        """The codes, and the newest rows."""
+        heads, newest, dim = self.newest.k.shape
+        shape = (heads, self.tokens - newest, dim)
+        codes = QuantizedRows(self.keys, self.values, shape, self.group)
+        return ((codes, PlainRows(self.newest.k, self.newest.v, self.newest.positions)),)
 
     @property
     def heads(self) -> int:
@@ -149,8 +124,8 @@ def store_quantized(layer: LayerState, older: int, bits: int, group: int) -> Qua
     keys = layer.k[:, :older].reshape(heads, older // group, group, dim).transpose(2, 3)
     at = torch.arange(older, tokens, dtype=torch.int32, device=layer.k.device)
     return QuantizedStore(
-        keys=Packed.of(keys.reshape(-1, group), bits),
-        values=Packed.of(layer.v[:, :older].reshape(-1, channel_group(dim, group)), bits),
+        keys=packed(keys.reshape(-1, group), bits),
+        values=packed(layer.v[:, :older].reshape(-1, channel_group(dim, group)), bits),
         newest=Band(layer.k[:, older:].clone(), layer.v[:, older:].clone(), at.expand(heads, -1)),
         tokens=tokens,
         group=group,

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.cache.store import Band, Store
+from kvbench.cache.segments import PlainRows, member_bits
+from kvbench.cache.store import Band, Lane, Store
 from kvbench.prefill.selection import union_of_rows
 from kvbench.prefill.state import LayerState
 
@@ -83,6 +84,22 @@ class UnionStore(Store):
                 torch.cat([b.positions[0][p] for b, p in picked]),
             ),
         )
+
+    def segments(self) -> tuple[Lane, ...]:
+        """Each KV head's union, and which of its query heads read each row."""
+        return tuple(
+            (PlainRows(b.k, b.v, b.positions, member_bits(p, b.k.shape[1])[None]),)
+            for b, p in zip(self.groups, self.places, strict=True)
+        )
+
+    def by_band(self, attention: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """What each query head's own rows received, and the tail's: [Q, 1, n + t]."""
+        received = [
+            torch.cat([weights[p.long()], weights[band.k.shape[1] :]])
+            for band, places, of_lane in zip(self.groups, self.places, attention, strict=True)
+            for p, weights in zip(places, of_lane[0], strict=True)
+        ]
+        return (torch.stack(received)[:, None],)
 
     @property
     def heads(self) -> int:

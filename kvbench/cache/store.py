@@ -12,6 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
+from kvbench.cache.segments import PlainRows, Segment
+from kvbench.model.rotary import Rotary
+
+Lane = tuple[Segment, ...]
+"""The segments that the same adjacent heads read, in order."""
+
 
 @dataclass(frozen=True)
 class Band:
@@ -37,18 +43,15 @@ class Tail:
         v: [G, t, D] values.
         positions: [t] int64, ascending.
         k_pre: [G, t, D] keys before RoPE; None unless the store's `tail_needs_pre_rope`.
-        cos, sin: [t, rd] rotation of those positions; None likewise.
-        attention: per band of the store [h, share, n + t] float32, where `share` query heads read
-            each of its h heads: attention that the band's rows and the tail's received from the
-            tail's queries, summed over these; None unless the store's `tail_needs_attention`.
+        attention: per lane of `segments` [h, c, n + t] float32, where c query heads read each of
+            its h heads: attention that the lane's rows and the tail's received from the tail's
+            queries, summed over these; None unless the store's `tail_needs_attention`.
     """
 
     k: Tensor
     v: Tensor
     positions: Tensor
     k_pre: Tensor | None = None
-    cos: Tensor | None = None
-    sin: Tensor | None = None
     attention: tuple[Tensor, ...] | None = None
 
 
@@ -59,7 +62,7 @@ class Store(ABC):
     """Generated tokens that may wait in the tail before `absorb` is called; 0: never called."""
 
     tail_needs_pre_rope: bool = False
-    """Whether `absorb` reads `k_pre`, `cos` and `sin`."""
+    """Whether `absorb` reads `k_pre`."""
 
     tail_needs_attention: bool = False
     """Whether `absorb` reads `attention`."""
@@ -79,6 +82,25 @@ class Store(ABC):
     @abstractmethod
     def materialize(self) -> tuple[Band, ...]:
         """The rows to attend to, in head order; the heads of all bands together are G or Q."""
+
+    def segments(self) -> tuple[Lane, ...]:
+        """What decoding reads, in head order, without a copy where the store can be read as it is.
+
+        The heads of all lanes together are G or Q. Unless a store says better: its rows.
+        """
+        return tuple((PlainRows(b.k, b.v, b.positions),) for b in self.materialize())
+
+    def by_band(self, attention: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """Attention by lane [h, c, n + t], laid out as `materialize` lays out the rows."""
+        return attention
+
+    @property
+    def rotates_with(self) -> Rotary | None:
+        """The rotation of a store that turns absorbed keys to their positions when they are read.
+
+        Decoding makes its table cover the tokens that `absorb` is given. None: no such rotation.
+        """
+        return None
 
     @property
     @abstractmethod

@@ -55,8 +55,11 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
     if not isinstance(suite, Suite):
         raise UserError(f"task._target_={plain['task'].get('_target_')} is not a kvbench Suite")
     protocol = _protocol(plain["protocol"], model, suite.first_token)
-    for name in ("limit", "decode_width"):
-        check_whole_number(name, plain[name], optional=True)
+    check_whole_number("limit", plain["limit"], optional=True)
+    decoding = plain["decode"]
+    check_whole_number("decode.width", decoding["width"], optional=True)
+    if decoding["cache"] not in ("stored", "rows"):
+        raise UserError(f"decode.cache={decoding['cache']}: it is stored or rows")
     check_whole_number("shards", plain["shards"])
     check_whole_number("shard", plain["shard"], least=0)
     if plain["shard"] >= plain["shards"]:
@@ -84,7 +87,8 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         variants=variants,
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
-        decode_width=plain["decode_width"],
+        decode_width=decoding["width"],
+        decode_cache=decoding["cache"],
         analysis=_analysis(plain["analysis"], plain["shards"]),
         memory_bytes=parsed_bytes("memory", plain["memory"]),
         shard=plain["shard"],

@@ -1,31 +1,30 @@
-"""Greedy decoding of all variants of a prompt as one batch over their own, ragged rows.
+"""Greedy decoding of compressed caches, as one batch of constant width that rows join and leave.
 
-No transformers cache: the rows live in buffers of their own (`kvbench.decode.rows`) and positions
-are the true ones. At a fixed batch width a variant's numbers do not depend on its neighbors, so
-callers keep the width constant.
+No transformers cache: a row reads what its cache stores (`kvbench.decode.batch`) and positions are
+the true ones. At a fixed width a row's numbers depend neither on its neighbors nor on its place.
 
-Letters: V variants, t tokens fed at once.
+Letters: V rows, t tokens fed at once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from kvbench.cache.rows import RowStore
-from kvbench.cache.store import Band, Compressed
-from kvbench.decode.rows import Rows
+from kvbench.cache.store import Compressed
+from kvbench.decode.batch import Batch, RowError
 from kvbench.model.hooks import recording_pre_rope
 from kvbench.model.loading import LoadedModel
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What one variant generated."""
+    """What one row generated."""
 
     ids: tuple[int, ...]
     """Generated token ids, the stop token left out."""
@@ -33,6 +32,12 @@ class Generation:
     """Whether a stop token ended it (else the limit did)."""
     tail_bytes: int
     """Bytes of the tokens fed and generated after compression, as held at the end."""
+    decode_bytes: int
+    """Bytes of every tensor held for it while it decoded, at most, beside the model."""
+    reader: str
+    """What was read, and by what: `codebook (numba)`."""
+    seconds: float
+    """Its share of the time of the steps it was part of, which the rows of a step divide."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +60,253 @@ class Stop:
         return token in self.ids and not leading
 
 
+@dataclass
+class _Row:
+    """A generation that goes on."""
+
+    ticket: int
+    stop: Stop
+    of: Hashable
+    position: int
+    """Of the next token fed."""
+    written: list[int] = field(default_factory=list)
+    next_token: int = 0
+    most_bytes: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A row that left."""
+
+    ticket: int
+    """What `Decoder.add` returned."""
+    generation: Generation | None
+    error: Exception | None = None
+    """Why there is no generation."""
+
+
+class Decoder:
+    """A batch of V rows that decode together; whoever ends makes room for the next."""
+
+    def __init__(self, model: LoadedModel, width: int, *, as_stored: bool = True) -> None:
+        """Begin without rows.
+
+        Args:
+            model: the model.
+            width: V, constant: idle rows are computed too.
+            as_stored: read stores as they are; else rebuild plain rows of them.
+        """
+        self._model = model
+        self._batch = Batch(width, model.geometry.layers, as_stored=as_stored)
+        self._rows: list[_Row | None] = [None] * width
+        self._ended: list[Ended] = []
+        self._added = 0
+
+    @property
+    def free(self) -> int:
+        """Rows that wait for a cache."""
+        return self._rows.count(None)
+
+    @property
+    def running(self) -> int:
+        """Rows that decode."""
+        return len(self._rows) - self.free
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of what all rows hold."""
+        return sum(self._batch.nbytes(row) for row, mine in enumerate(self._rows) if mine)
+
+    def add(
+        self,
+        cache: Compressed,
+        start: int,
+        stop: Stop,
+        *,
+        first_logits: Tensor | None = None,
+        feed: Sequence[int] = (),
+        of: Hashable = None,
+    ) -> int:
+        """Let a free row continue from a cache; returns its ticket, one more than the last.
+
+        Args:
+            cache: what it reads.
+            start: T, position of the first token fed, unless the cache says otherwise.
+            stop: when to end.
+            first_logits: [vocabulary] logits after the last prefilled token; the first generated
+                token is taken from them where `feed` is empty.
+            feed: prompt tokens fed after compression: the question where the method must not see
+                it, or the last prompt token where nothing generated may come from the prefill.
+                More than one are fed in a forward of their own.
+            of: whose row it is; rows of the same fail together where no row is to blame.
+        """
+        if not feed and first_logits is None:
+            raise ValueError("decoding needs the prefill's logits or tokens to feed")
+        row = self._rows.index(None)
+        position = start if cache.next_position is None else cache.next_position
+        self._added += 1
+        mine = self._rows[row] = _Row(self._added, stop, of, position)
+        try:
+            with torch.inference_mode():
+                self._batch.join(row, cache, len(feed) + stop.max_new_tokens)
+                mine.most_bytes = self._batch.nbytes(row)
+                if len(feed) == 1:
+                    mine.next_token = feed[0]
+                elif feed:
+                    self._feed_alone(row, feed)
+                else:
+                    assert first_logits is not None
+                    self._choose([row], first_logits[None].float())
+        except Exception as error:
+            self._fail(row, error)
+        return self._added
+
+    def step(self) -> list[Ended]:
+        """Feed one token to every row, and return the rows that ended or failed since last asked.
+
+        A failure costs the row that is to blame; if none is, those that share `of` with the row
+        that joined last, and so on until the rest can go on.
+        """
+        with torch.inference_mode():
+            while self.running and not self._ended:
+                rows = [row for row, mine in enumerate(self._rows) if mine is not None]
+                try:
+                    self._step(rows)
+                    break
+                except RowError as error:
+                    self._fail(error.row, error)
+                except Exception as error:
+                    newest = max((self._mine(row) for row in rows), key=lambda r: r.ticket).of
+                    for row in [r for r in rows if self._mine(r).of == newest]:
+                        self._fail(row, error)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _step(self, rows: Sequence[int]) -> None:
+        """One forward of all V rows, of which some are fed."""
+        started = time.perf_counter()
+        ids, at = (torch.zeros(len(self._rows), 1, dtype=torch.long) for _ in range(2))
+        for row in rows:
+            ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position
+        logits, failed = self._forward(rows, ids, at)
+        seconds = (time.perf_counter() - started) / len(rows)
+        for row in rows:
+            self._mine(row).seconds += seconds
+        for row, error in failed.items():
+            self._fail(row, error)
+        going_on = [row for row in rows if row not in failed]
+        self._choose(going_on, logits[:, -1][going_on])
+
+    def _feed_alone(self, row: int, feed: Sequence[int]) -> None:
+        """Feed a row several tokens, so that they cost what their number says at any width."""
+        started = time.perf_counter()
+        ids = torch.tensor([list(feed)])
+        at = torch.arange(ids.shape[1])[None] + self._mine(row).position
+        logits, failed = self._forward([row], ids, at)
+        self._mine(row).seconds += time.perf_counter() - started
+        for error in failed.values():
+            raise error
+        self._choose([row], logits[:, -1])
+
+    def _forward(
+        self, rows: Sequence[int], ids: Tensor, at: Tensor
+    ) -> tuple[Tensor, dict[int, Exception]]:
+        """Logits [B, 1, vocabulary] of the last of ids [B, t] at positions; rows that failed."""
+        logits = forward(self._model, self._batch, rows, ids, at, logits_to_keep=1)
+        failed = self._batch.finish()
+        for row in rows:
+            anew = self._batch.next_position(row)
+            mine = self._mine(row)
+            mine.position = mine.position + ids.shape[1] if anew is None else anew
+        return logits, failed
+
+    def _choose(self, rows: Sequence[int], logits: Tensor) -> None:
+        """Take each row's most likely token of logits [rows, vocabulary]; rows that stop leave."""
+        early = [
+            i
+            for i, row in enumerate(rows)
+            if len(self._mine(row).written) < self._mine(row).stop.min_new_tokens
+        ]
+        for i in early:
+            stops = list(self._mine(rows[i]).stop.ids)
+            logits[i, torch.tensor(stops, dtype=torch.long, device=logits.device)] = -torch.inf
+        for row, token in zip(rows, logits.argmax(-1).tolist(), strict=True):
+            mine = self._mine(row)
+            if mine.stop.stops_at(token, mine.written):
+                self._end(row, stopped=True)
+                continue
+            mine.written.append(token)
+            mine.next_token = token
+            if mine.stop.ends is not None and mine.stop.ends(mine.written):
+                self._end(row, stopped=True)
+            elif len(mine.written) >= mine.stop.max_new_tokens:
+                self._end(row, stopped=False)
+
+    def _end(self, row: int, *, stopped: bool) -> None:
+        mine = self._mine(row)
+        generation = Generation(
+            tuple(mine.written),
+            stopped,
+            self._batch.tail_bytes(row),
+            max(mine.most_bytes, self._batch.nbytes(row)),
+            self._batch.reader(row),
+            mine.seconds,
+        )
+        self._leave(row, Ended(mine.ticket, generation))
+
+    def _fail(self, row: int, error: Exception) -> None:
+        cause = error.__cause__ if isinstance(error, RowError) else error
+        assert isinstance(cause, Exception)
+        # Without its frames, which hold the tensors of the step.
+        self._leave(row, Ended(self._mine(row).ticket, None, cause.with_traceback(None)))
+
+    def _leave(self, row: int, ended: Ended) -> None:
+        self._batch.leave(row)
+        self._rows[row] = None
+        self._ended.append(ended)
+
+    def _mine(self, row: int) -> _Row:
+        mine = self._rows[row]
+        assert mine is not None, "the row is free"
+        return mine
+
+
+def forward(
+    model: LoadedModel,
+    batch: Batch,
+    rows: Sequence[int],
+    ids: Tensor,
+    at: Tensor,
+    *,
+    logits_to_keep: int,
+) -> Tensor:
+    """One forward of ids [B, t] at positions [B, t] over what rows hold: float32 logits.
+
+    Args:
+        model: the model.
+        batch: holds the rows.
+        rows: one, with B = 1, or any of B = V.
+        ids: int64.
+        at: int64.
+        logits_to_keep: of the last so many tokens; 0: of all.
+    """
+    recording = recording_pre_rope(model.network) if batch.reads_pre_rope else nullcontext()
+    with recording as recorder:
+        batch.recorder = recorder
+        batch.begin(rows, at.to(model.device))
+        output = model.network(
+            input_ids=ids.to(model.device),
+            position_ids=at.to(model.device),
+            past_key_values=None,
+            use_cache=False,
+            logits_to_keep=logits_to_keep,
+            kvbench=batch,
+        )
+    logits: Tensor = output.logits.float()
+    return logits
+
+
 def decode(
     model: LoadedModel,
     caches: list[Compressed],
@@ -64,48 +316,45 @@ def decode(
     first_logits: Tensor | None = None,
     feed: Sequence[int] = (),
     width: int | None = None,
+    as_stored: bool = True,
     on_token: Callable[[int], None] = lambda fed: None,
 ) -> list[Generation]:
     """Continue one prompt greedily from each of its compressed caches.
 
     Args:
         model: the model.
-        caches: one per variant. Emptied, so that each store is freed once its rows are buffered.
+        caches: one per row. Emptied, so that what reading does not take is freed.
         start: T, position of the first token fed, unless a cache says otherwise.
         stop: when to end.
         first_logits: [vocabulary] or, where the caches come from several prefills,
-            [caches, vocabulary] logits after the last prefilled token; the first generated token
-            is taken from them where `feed` is empty.
-        feed: prompt tokens fed after compression: the question where the method must not see
-            it, or the last prompt token where nothing generated may come from the prefill.
-        width: V, rows of the batch; more than the caches: filled with rows of one token.
-        on_token: called after each forward with the number of rows still running.
+            [caches, vocabulary]; as `Decoder.add` says.
+        feed: as `Decoder.add` says.
+        width: V, rows of the batch; None: one per cache.
+        as_stored: read stores as they are; else rebuild plain rows of them.
+        on_token: called after each forward with the number of rows that were fed.
 
     Returns:
         One generation per cache, in order.
     """
-    if not caches:
-        return []
     wanted = len(caches)
-    filled = [*caches, *[_filling(caches[0])] * ((width or wanted) - wanted)]
+    decoder = Decoder(model, max(1, width or wanted), as_stored=as_stored)
+    found: dict[int, Generation] = {}
+    waiting = list(reversed(caches))
     caches.clear()
-    room = len(feed) + stop.max_new_tokens
-    with torch.inference_mode():
-        positions = _next_positions(filled, start)
-        rows = Rows(filled, model.geometry.kv_heads, room)
-        filled.clear()
-        return _greedy(model, rows, positions, stop, first_logits, feed, wanted, on_token)
-
-
-def _filling(cache: Compressed) -> Compressed:
-    """A cache of one token: what fills a batch to its width costs next to nothing."""
-    layers = tuple(RowStore(tuple(map(_first_row, s.materialize()))) for s in cache.layers)
-    return Compressed(layers, next_position=cache.next_position)
-
-
-def _first_row(band: Band) -> Band:
-    # Copied, so that the other rows can be freed.
-    return Band(band.k[:, :1].clone(), band.v[:, :1].clone(), band.positions[:, :1].clone())
+    while len(found) < wanted:
+        while waiting and decoder.free:
+            logits = first_logits
+            if first_logits is not None and first_logits.dim() == 2:
+                logits = first_logits[wanted - len(waiting)]
+            decoder.add(waiting.pop(), start, stop, first_logits=logits, feed=feed)
+        running = decoder.running
+        for ended in decoder.step():
+            if ended.error is not None:
+                raise ended.error
+            assert ended.generation is not None
+            found[ended.ticket] = ended.generation
+        on_token(running)
+    return [found[ticket] for ticket in sorted(found)]
 
 
 def continuation_logits(
@@ -127,96 +376,24 @@ def continuation_logits(
     """
     longest = max(map(len, feeds))
     padded = torch.tensor([[*feed, *[0] * (longest - len(feed))] for feed in feeds])
+    rows = range(len(caches))
+    batch = Batch(len(caches), model.geometry.layers)
+    at = torch.tensor([[start if c.next_position is None else c.next_position] for c in caches])
     with torch.inference_mode():
-        positions = _next_positions(caches, start)
-        rows = Rows(list(caches), model.geometry.kv_heads, longest)
-        step = 1 if rows.absorbs else longest
-        with _feeding(model, rows, positions) as forward:
-            fed = [forward(padded[:, i : i + step], 0) for i in range(0, longest, step)]
-        logits = torch.cat(fed, 1)
-    return [row[: len(feed)] for row, feed in zip(logits, feeds, strict=True)]
-
-
-def _next_positions(caches: Sequence[Compressed], start: int) -> Tensor:
-    """Position of the first token fed to each cache: [V, 1]."""
-    return torch.tensor([[start if c.next_position is None else c.next_position] for c in caches])
-
-
-@contextmanager
-def _feeding(
-    model: LoadedModel, rows: Rows, positions: Tensor
-) -> Iterator[Callable[[Tensor, int], Tensor]]:
-    """Give a forward over rows held.
-
-    It takes ids [V, t] and how many of their logits to return, 0 for all: [V, that, vocabulary].
-    """
-    recording = recording_pre_rope(model.network) if rows.reads_pre_rope else nullcontext()
-    with recording as recorder:
-        rows.recorder = recorder
-
-        def forward(ids: Tensor, logits_to_keep: int) -> Tensor:
-            nonlocal positions
-            at = positions + torch.arange(ids.shape[1])
-            positions = positions + ids.shape[1]
-            rows.begin(at.to(model.device))
-            output = model.network(
-                input_ids=ids.to(model.device),
-                position_ids=at.to(model.device),
-                past_key_values=None,
-                use_cache=False,
-                logits_to_keep=logits_to_keep,
-                kvbench=rows,
-            )
-            rows.merge_full_tails()
-            for row, position in rows.renumbered():
-                positions[row] = position
-            logits: Tensor = output.logits.float()
-            return logits
-
-        yield forward
-
-
-def _greedy(
-    model: LoadedModel,
-    rows: Rows,
-    positions: Tensor,
-    stop: Stop,
-    first_logits: Tensor | None,
-    feed: Sequence[int],
-    wanted: int,
-    on_token: Callable[[int], None],
-) -> list[Generation]:
-    width = positions.shape[0]
-    with _feeding(model, rows, positions) as forward:
-        if feed:
-            logits = forward(torch.tensor(feed).expand(width, -1), 1)[:, -1]
-        elif first_logits is not None:
-            if first_logits.dim() == 2:
-                filling = first_logits[-1:].expand(width - wanted, -1)
-                first_logits = torch.cat([first_logits, filling])
-            logits = first_logits.expand(width, -1)
-        else:
-            raise ValueError("decoding needs the prefill's logits or tokens to feed")
-
-        written: list[list[int]] = [[] for _ in range(width)]
-        running = set(range(wanted))
-        stops = list(stop.ids)
-        for step in range(stop.max_new_tokens):
-            if step < stop.min_new_tokens:
-                logits = logits.index_fill(1, torch.tensor(stops, device=logits.device), -torch.inf)
-            chosen = logits.argmax(-1).tolist()
-            for row in list(running):
-                if stop.stops_at(chosen[row], written[row]):
-                    running.discard(row)
-                    continue
-                written[row].append(chosen[row])
-                if stop.ends is not None and stop.ends(written[row]):
-                    running.discard(row)
-            on_token(len(running))
-            if not running or step + 1 == stop.max_new_tokens:
-                break
-            logits = forward(torch.tensor(chosen)[:, None], 1)[:, -1]
-    return [
-        Generation(tuple(written[row]), row not in running, rows.tail_bytes(row))
-        for row in range(wanted)
-    ]
+        for row, cache in enumerate(caches):
+            batch.join(row, cache, longest)
+        absorbs = any(s.absorb_every for cache in caches for s in cache.layers)
+        parts = list(torch.tensor_split(padded, longest, 1)) if absorbs else [padded]
+        found = []
+        for part in parts:
+            positions = at + torch.arange(part.shape[1])
+            found.append(forward(model, batch, rows, part, positions, logits_to_keep=0))
+            for error in batch.finish().values():
+                raise error
+            at = at + part.shape[1]
+            for row in rows:
+                anew = batch.next_position(row)
+                if anew is not None:
+                    at[row] = anew
+    logits = torch.cat(found, 1)
+    return [logits[i, : len(feed)] for i, feed in enumerate(feeds)]

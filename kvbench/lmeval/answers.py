@@ -21,7 +21,7 @@ from kvbench.decode.greedy import continuation_logits
 from kvbench.model.loading import LoadedModel
 from kvbench.plan.variant import Variant
 from kvbench.run.caches import TakePrefill
-from kvbench.run.sample import Outcome, Ready, Watcher, Work, compressed_batches, evaluate
+from kvbench.run.sample import Limits, Outcome, Ready, Watcher, Work, compressed, evaluate
 
 MOST_LOGITS = 2**27
 """Logits computed at once when continuations are scored: half a GiB in float32."""
@@ -43,7 +43,7 @@ class Answer:
     capture_s: float
     compress_s: float
     answer_s: float
-    """Seconds of decoding or scoring, all variants together."""
+    """Seconds of scoring, all rows together, or its share of those of decoding."""
     tokens_cut: int = 0
     """Tokens left out at the context's beginning, where the model's context is too short."""
     text: str | None = None
@@ -52,6 +52,10 @@ class Answer:
     """Tokens generated, the stop token left out."""
     tail_bytes: int | None = None
     """Bytes of the tokens fed and generated, as held at the end."""
+    decode_bytes: int | None = None
+    """Bytes of every tensor held for it while it was generated, at most."""
+    reader: str | None = None
+    """What decoding read, and by what."""
     log_likelihood: float | None = None
     """Sum of the log-probabilities (natural) of the continuation's tokens."""
     is_greedy: bool | None = None
@@ -61,7 +65,7 @@ class Answer:
 def generated(
     model: LoadedModel,
     work: Work,
-    variants: Sequence[Variant],
+    memory_bytes: int,
     text_of: Callable[[Sequence[int]], str],
     watch: Watcher,
     take: TakePrefill,
@@ -70,8 +74,8 @@ def generated(
 
     Args:
         model: the model.
-        work: the prompt and when to end; its width is not read.
-        variants: who answers.
+        work: the prompt, when to end and who answers.
+        memory_bytes: what may be taken beside the model.
         text_of: the answer's text, of generated ids.
         watch: told what is being computed.
         take: what makes the prefill.
@@ -79,17 +83,20 @@ def generated(
     Raises:
         UserError: a variant cannot answer, for want of memory for instance.
     """
-    alike = _alike(variants, len(work.head))
-    work = replace(work, width=len(alike))
-    for outcome in evaluate(model, work, [same[0] for same in alike.values()], watch, take):
+    alike = _alike(work.variants, len(work.head))
+    work = replace(work, variants=tuple(same[0] for same in alike.values()))
+    limits = Limits(len(alike), memory_bytes)
+    for _, outcome in evaluate(model, [work], limits, watch, take):
         generation = outcome.generation
-        if generation is None or outcome.decode_s is None:
+        if generation is None:
             raise UserError(f"{outcome.variant.label}: {outcome.error}")
         answer = replace(
-            _answer(outcome, work, work.width, outcome.decode_s),
+            _answer(outcome, work, limits.width, generation.seconds),
             text=text_of(generation.ids),
             generated_tokens=len(generation.ids),
             tail_bytes=generation.tail_bytes,
+            decode_bytes=generation.decode_bytes,
+            reader=generation.reader,
         )
         yield from ((variant, answer) for variant in alike[outcome.variant.label])
 
@@ -97,7 +104,7 @@ def generated(
 def scored(
     model: LoadedModel,
     work: Work,
-    variants: Sequence[Variant],
+    memory_bytes: int,
     continuations: Sequence[Sequence[int]],
     watch: Watcher,
     take: TakePrefill,
@@ -106,9 +113,9 @@ def scored(
 
     Args:
         model: the model.
-        work: the context; where its last token is fed after compression, every token of a
-            continuation is predicted from the compressed cache, the first one too.
-        variants: who answers.
+        work: the context, and who answers; where its last token is fed after compression, every
+            token of a continuation is predicted from the compressed cache, the first one too.
+        memory_bytes: what may be taken beside the model.
         continuations: token ids, one or more each.
         watch: told what is being computed.
         take: what makes the prefill, which serves all continuations.
@@ -116,14 +123,11 @@ def scored(
     Raises:
         UserError: a variant cannot answer, for want of memory for instance.
     """
-    alike = _alike(variants, len(work.head))
-    work = replace(work, width=len(alike))
-    distinct = [same[0] for same in alike.values()]
-    for found in compressed_batches(model, work, distinct, watch, take):
-        if isinstance(found, Outcome):
-            raise UserError(f"{found.variant.label}: {found.error}")
+    alike = _alike(work.variants, len(work.head))
+    work = replace(work, variants=tuple(same[0] for same in alike.values()))
+    for found in _batches(model, work, memory_bytes, watch, take):
         rows = [(ready, i) for ready in found for i in range(len(continuations))]
-        width = _rows_at_once(work, found, max(map(len, continuations)))
+        width = _rows_at_once(work, found, memory_bytes, max(map(len, continuations)))
         found.clear()
         watch.phase("score")
         for first in range(0, len(rows), width):
@@ -133,6 +137,28 @@ def scored(
                 yield from ((i, variant, answer) for variant in same)
 
 
+def _batches(
+    model: LoadedModel, work: Work, memory_bytes: int, watch: Watcher, take: TakePrefill
+) -> Iterator[list[Ready]]:
+    """The variants compressed, as many at a time as fit; whoever takes a batch empties it."""
+    supply = compressed(model, [work], memory_bytes, watch, take)
+    next(supply)
+    batch: list[Ready] = []
+    try:
+        while True:
+            found = supply.send(sum(ready.nbytes for ready in batch))
+            if found is None:
+                yield batch
+            elif isinstance(found[1], Outcome):
+                raise UserError(f"{found[1].variant.label}: {found[1].error}")
+            else:
+                batch.append(found[1])
+            del found
+    except StopIteration:
+        if batch:
+            yield batch
+
+
 def _alike(variants: Sequence[Variant], tokens: int) -> dict[str, tuple[Variant, ...]]:
     """The variants that hold the same cache of a context, by the first one's label."""
     whole = tuple(v for v in variants if v.budget.keeps_whole(tokens))
@@ -140,9 +166,9 @@ def _alike(variants: Sequence[Variant], tokens: int) -> dict[str, tuple[Variant,
     return {same[0].label: same for same in groups}
 
 
-def _rows_at_once(work: Work, found: Sequence[Ready], longest: int) -> int:
+def _rows_at_once(work: Work, found: Sequence[Ready], memory_bytes: int, longest: int) -> int:
     """Rows that are scored together, at least one: bounded by memory and by logits."""
-    by_memory = work.memory_bytes // max(ready.nbytes for ready in found)
+    by_memory = memory_bytes // max(ready.nbytes for ready in found)
     by_logits = MOST_LOGITS // ((len(work.feed) + longest) * found[0].logits.numel())
     return max(1, min(by_memory, by_logits))
 

@@ -34,7 +34,7 @@ _REFUSED_WORDS = {
     "data_revision": "lm-eval's tasks name their own data",
     "shards": "a job runs all documents of its model",
     "shard": "a job runs all documents of its model",
-    "decode_width": "each prompt decodes as wide as it has different caches",
+    "decode": "each prompt decodes as wide as it has different caches",
     "protocol": "lm-eval makes the prompts; protocol.first_token is the one word that counts here",
 }
 _PROTOCOL_WORD = "protocol.first_token"

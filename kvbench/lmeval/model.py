@@ -167,9 +167,13 @@ class KVBench(TokenScorer):
         variants = [v for v in self.plan.variants if v.label in lacking]
         asked = list(continuations)
         longest = max(map(len, continuations.values()))
-        work = self._work("lm-eval", asked[0].context, context, len(context) - 1, longest)
+        work = self._work(
+            "lm-eval", asked[0].context, context, len(context) - 1, longest, variants
+        )
         rows = list(continuations.values())
-        for i, variant, answer in scored(self.loaded, work, variants, rows, _Silent(), self._take):
+        for i, variant, answer in scored(
+            self.loaded, work, self._memory_bytes, rows, _Silent(), self._take
+        ):
             self._remember(asked[i], variant, replace(answer, tokens_cut=cut))
 
     def _generate(self, request: Request, variants: Sequence[Variant], task: str) -> None:
@@ -192,19 +196,29 @@ class KVBench(TokenScorer):
             return str(postprocess_generated_text(self.tok_decode(list(written)), until, None))
 
         border = len(kept) - (self.plan.protocol.first_token == "compressed")
-        work = self._work(task, request.context, kept, border, new_tokens)
+        work = self._work(task, request.context, kept, border, new_tokens, variants)
         stop = replace(
             work.stop,
             min_new_tokens=int(settings.get("min_new_tokens", 0)),
             ends=StopText(until, self.tokenizer),
         )
         work = replace(work, stop=stop)
-        found = generated(self.loaded, work, variants, text_of, _Silent(), self._take)
+        found = generated(self.loaded, work, self._memory_bytes, text_of, _Silent(), self._take)
         for variant, answer in found:
             self._remember(request, variant, replace(answer, tokens_cut=cut))
 
+    @property
+    def _memory_bytes(self) -> int:
+        return self.plan.memory_bytes or bytes_to_take(self.loaded)
+
     def _work(
-        self, task: str, text: str, ids: tuple[int, ...], border: int, later_tokens: int
+        self,
+        task: str,
+        text: str,
+        ids: tuple[int, ...],
+        border: int,
+        later_tokens: int,
+        variants: Sequence[Variant],
     ) -> Work:
         """A prompt to be compressed up to `border`, at least its first token."""
         border = max(1, border)
@@ -213,8 +227,7 @@ class KVBench(TokenScorer):
             head=ids[:border],
             feed=ids[border:],
             stop=Stop(self.loaded.eos_ids, later_tokens),
-            width=1,
-            memory_bytes=self.plan.memory_bytes or bytes_to_take(self.loaded),
+            variants=tuple(variants),
         )
 
     def _missing(self, request: Request) -> list[Variant]:

@@ -44,7 +44,7 @@ class Answers:
 
 
 def _answer(line: Mapping[str, Any]) -> Answer:
-    values = {name: line[name] for name in Answer.__dataclass_fields__}
+    values = {name: line[name] for name in Answer.__dataclass_fields__ if name in line}
     return Answer(**{**values, "ledger": Ledger(**values["ledger"])})
 
 
@@ -250,5 +250,7 @@ def _record(
         capture_s=answer.capture_s,
         compress_s=answer.compress_s,
         decode_s=answer.answer_s,
+        decode_bytes=answer.decode_bytes,
+        reader=answer.reader,
         error=None,
     )

@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from logging import ERROR
 from pathlib import Path
 from threading import RLock
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from kvbench.model.rotary import RotaryTables
+
 __all__ = [
     "Geometry",
     "LoadedModel",
@@ -35,6 +37,13 @@ __all__ = [
     "model_identity",
     "wrap",
 ]
+
+
+def _no_tables() -> RotaryTables:
+    # torch is imported only where a model is loaded.
+    from kvbench.model.rotary import RotaryTables
+
+    return RotaryTables()
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,8 @@ class LoadedModel:
     """Generation stops after any of these: the generation config's and the tokenizer's EOS."""
     identity: Mapping[str, Any]
     """As `model_identity` found it."""
+    rotary_tables: RotaryTables = field(default_factory=_no_tables)
+    """cos and sin of the positions seen so far, shared by all prompts."""
 
     @property
     def device(self) -> torch.device:

@@ -48,7 +48,9 @@ class Plan:
     out: Path
     """Folder of the records."""
     decode_width: int | None
-    """Rows decoded together; None: one per variant."""
+    """Rows decoded together; None: as many as there are results, 16 at most."""
+    decode_cache: str
+    """What decoding reads: `stored`, or plain `rows` rebuilt of what is stored."""
     analysis: str | None
     """What is measured instead of answers, one of `ANALYSES`; None: answers."""
     memory_bytes: int | None

@@ -21,10 +21,11 @@ from kvbench.model.hooks import (
     rotary_function,
 )
 from kvbench.model.loading import LoadedModel
+from kvbench.model.rotary import Rotary, RotaryTable, RotaryTables
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningCapture, PruningSchedule
 from kvbench.prefill.reconstruction import reconstruction_scores, template_around
-from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics
 
 
 class _Capture:
@@ -35,11 +36,14 @@ class _Capture:
         needs: Needs,
         recorder: RotaryRecorder | None,
         rotate: Callable[[Tensor, Tensor, Tensor], Tensor] | None,
+        tables: RotaryTables,
     ) -> None:
         self.layers: list[LayerState] = []
         self._needs = needs
         self._recorder = recorder
         self._rotate = rotate
+        self._tables = tables
+        self._last: tuple[Tensor, RotaryTable] | None = None
 
     def attend(
         self,
@@ -62,7 +66,9 @@ class _Capture:
                 statistics[skipped] = query_statistics(self._recorder.queries[0], skipped)
             k_pre, cos, sin = self._recorder.take()
             k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
-            rotary = Rotary(cos[0], sin[0], self._rotate)
+            if self._last is None or self._last[0] is not cos:
+                self._last = cos, self._tables.table(cos[0], sin[0])
+            rotary = Rotary(self._last[1], self._rotate)
         if self._needs.column_sums:
             sums = column_sums(q[0], k[0], rule)
         self.layers.append(
@@ -138,7 +144,7 @@ def capture(
     captured: _Capture | PruningCapture
     with torch.inference_mode(), recording as recorder, ExitStack() as feeding:
         if schedule is None:
-            captured = _Capture(needs, recorder, rotate)
+            captured = _Capture(needs, recorder, rotate, model.rotary_tables)
         else:
             assert needs == Needs(), "a pruning prefill keeps keys and values only"
             assert schedule.tokens == ids.shape[1], "the schedule is another prompt's"

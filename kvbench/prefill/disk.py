@@ -28,10 +28,11 @@ from kvbench.base.code import code_digest, reached_modules
 from kvbench.model.attention import AttentionRule
 from kvbench.model.hooks import rotary_function
 from kvbench.model.loading import LoadedModel
+from kvbench.model.rotary import Rotary
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs, Reconstruction
 from kvbench.prefill.pruning import PruningSchedule
-from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics
 
 _log = logging.getLogger(__name__)
 
@@ -182,7 +183,7 @@ def _taken_apart(made: Prefill) -> tuple[dict[str, Tensor], dict[str, Any]]:
         facts["device"] = str(state.k.device)
         if state.rotary is not None:
             for name in ("cos", "sin"):
-                table = getattr(state.rotary, name)
+                table = getattr(state.rotary.table, name)[: made.tokens]
                 facts[name] = tables.setdefault(table.data_ptr(), f"{number}.{name}")
                 tensors.setdefault(facts[name], table.contiguous())
         layers.append(facts)
@@ -230,7 +231,8 @@ def _layer(
     rotary = None
     if "cos" in facts:
         cos, sin = (tensors[facts[name]].to(device) for name in ("cos", "sin"))
-        rotary = Rotary(cos, sin, rotary_function(model.network))
+        table = model.rotary_tables.table(cos, sin)
+        rotary = Rotary(table, rotary_function(model.network))
     return LayerState(
         index=facts["index"],
         rule=AttentionRule(**facts["rule"]),

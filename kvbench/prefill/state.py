@@ -7,34 +7,15 @@ Knows nothing of methods, budgets or decoding. The forward that fills these obje
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Hashable, Mapping, MutableMapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
 from kvbench.model.attention import AttentionRule
+from kvbench.model.rotary import Rotary
 from kvbench.prefill.needs import Reconstruction
-
-
-@dataclass(frozen=True)
-class Rotary:
-    """The rotation that one layer gives its keys: tables of this prompt and the model's own rule.
-
-    Attributes:
-        cos: [T, rd] table of positions 0 .. T-1, as the model computed it.
-        sin: [T, rd].
-        function: (keys [B, H, n, D], cos [B, n, rd], sin [B, n, rd]) -> rotated keys; the model
-            family's `apply_rotary_pos_emb` reduced to one operand.
-    """
-
-    cos: Tensor
-    sin: Tensor
-    function: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-    def rotate(self, keys: Tensor, positions: Tensor) -> Tensor:
-        """Rotate pre-RoPE keys [H, n, D] to their positions [H, n]; returns [H, n, D]."""
-        at = positions.long()
-        return self.function(keys.unsqueeze(1), self.cos[at], self.sin[at]).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -74,6 +55,12 @@ class LayerState:
     positions: Tensor | None = None
     """[T] int64 original positions, ascending, where a pruning prefill fed the layer only some of
     the prompt's tokens; None: 0 .. T-1."""
+
+    memo: MutableMapping[Hashable, Any] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+    """What compressing found of this layer's tensors and may need at another budget. No result
+    depends on it; whoever keeps something here bounds it by the bytes of what it is about."""
 
     @property
     def query_heads(self) -> int:

@@ -87,22 +87,35 @@ class Record:
     facts: dict[str, Any]
     """What the method says of itself: nominal budget searched for, saturated, schedule, ..."""
     decode_width: int | None
-    """Rows decoded together, padding copies included."""
+    """Rows decoded together, idle ones included."""
     capture_s: float | None
     """Seconds of the one prefill that all variants of the sample share."""
     compress_s: float | None
     """Seconds of compressing, the search for the budget included."""
     decode_s: float | None
-    """Seconds of the decode batch that this variant was part of."""
+    """Its share of the seconds of its decode steps, which the rows of a step divide."""
     error: str | None
     """What went wrong, in one line; null: nothing."""
     finished: str
     """Time the record was made, UTC, ISO 8601."""
     prompt_tail: str | None = None
     """Last 400 characters of the prompt as text, special tokens shown; null in older records."""
+    decode_bytes: int | None = None
+    """Bytes of every tensor held for it while it decoded, at most, beside the model; null in older
+    records."""
+    reader: str | None = None
+    """What decoding read, and by what: `codebook (numba)`, `rebuilt rows (torch)`; null in older
+    records."""
     code: str | None = None
     """Fingerprints of the code that made it, of the road that all share and of the method's own,
     joined by a dot; null in older records."""
+
+    @property
+    def ratio_decoding(self) -> float | None:
+        """Bytes held while decoding, the tail among them / bytes of the native full cache."""
+        if self.decode_bytes is None or not self.native_bytes:
+            return None
+        return self.decode_bytes / self.native_bytes
 
 
 def now() -> str:

@@ -46,6 +46,10 @@ class Speed:
     peak_bytes: int | None
     """Most memory above the model's own, over prefill, compression and decoding; None where the
     system does not tell."""
+    decode_bytes: int | None = None
+    """Bytes of every tensor held while decoding, at most; None in older runs."""
+    reader: str | None = None
+    """What decoding read, and by what; None in older runs."""
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,8 @@ _SPEED: Mapping[str, Any] = {
     "cache_bytes": int,
     "native_bytes": int,
     "peak_bytes": int | None,
+    "decode_bytes": int | None,
+    "reader": str | None,
 }
 
 
@@ -118,7 +124,9 @@ def _speed_run(line: Mapping[str, Any]) -> SpeedRun | None:
 
 def _speed(line: Mapping[str, Any]) -> Speed:
     variant = read_variant(line)
-    known = {name: line[name] for name in _SPEED if name not in ("label", "method", "budget")}
+    known: dict[str, Any] = {
+        name: line.get(name) for name in _SPEED if name not in ("label", "method", "budget")
+    }
     return Speed(
         label=variant.label,
         series=variant.series,

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-RATIOS = ("ratio_bytes", "kept_ratio", "ratio_formula15", "ratio_formula15_printed")
-"""Ratio fields of a record; the first stands in every table."""
+RATIOS = (
+    "ratio_bytes",
+    "ratio_decoding",
+    "kept_ratio",
+    "ratio_formula15",
+    "ratio_formula15_printed",
+)
+"""Ratios of a record; the first stands in every table."""
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,12 @@ def variants_by_schedule(
     return sharing
 
 
+def needs_of(variants: Sequence[Variant], tokens: int) -> Needs:
+    """What the variants read of a prefill; nothing is read by those that keep it whole."""
+    compressing = (v for v in variants if not v.budget.keeps_whole(tokens))
+    return reduce(or_, (v.method.needs for v in compressing), Needs())
+
+
 def shared_prefill(
     model: LoadedModel,
     ids: Tensor,
@@ -70,8 +76,7 @@ def shared_prefill(
         MemoryError: it would need more than it may take.
     """
     tokens = int(ids.shape[0])
-    compressing = (v for v in variants if not v.budget.keeps_whole(tokens))
-    needs = reduce(or_, (v.method.needs for v in compressing), further or Needs())
+    needs = needs_of(variants, tokens) | (further or Needs())
     needed = prefill_bytes(model, tokens, needs)
     if schedule is None and memory_bytes is not None and needed > memory_bytes:
         raise MemoryError(

@@ -1,4 +1,4 @@
-"""Ctrl-C that lets the record at hand be finished."""
+"""Ctrl-C that lets the samples at hand be finished."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ class Interruption:
         self._notice = notice
         self._asked = False
         self._before: object = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether Ctrl-C was pressed."""
+        return self._asked
 
     def stop_if_asked(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed: called where stopping loses nothing."""
@@ -45,4 +50,4 @@ class Interruption:
         if self._asked:
             raise KeyboardInterrupt
         self._asked = True
-        self._notice("kvbench: finishing the sample at hand; Ctrl-C again stops at once")
+        self._notice("kvbench: finishing the samples at hand; Ctrl-C again stops at once")

@@ -1,12 +1,13 @@
 """The loop: sample, prompt, prefill, compress, decode, score, record.
 
-One prefill serves all variants of a sample, and they decode as one batch. A failure costs one
-sample, or one variant of it. Knows nothing of Hydra, tables or single methods.
+One prefill serves all variants of a sample, and those of several samples decode as one batch. A
+failure costs one sample, or one variant of it. Knows nothing of Hydra, tables or single methods.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
 
 from kvbench.base.progress import Progress
 from kvbench.model.loading import LoadedModel, load
@@ -19,14 +20,17 @@ from kvbench.records.reader import done_keys, failed_keys
 from kvbench.records.record import Record
 from kvbench.records.summary import Summary
 from kvbench.records.writer import Writer
-from kvbench.run.caches import TakePrefill
 from kvbench.run.interruption import Interruption
 from kvbench.run.memory import bytes_to_take
 from kvbench.run.prepare import prompt_of, read_samples, split_prompt, stop_rule
 from kvbench.run.result import result_record, run_header
-from kvbench.run.sample import Outcome, Work, evaluate
+from kvbench.run.sample import Limits, Outcome, Work, evaluate
 from kvbench.tasks.prompt import Prompt
 from kvbench.tasks.task import Sample
+
+MOST_ROWS = 16
+"""Rows of a decode batch, unless the configuration says: a wider one gains little per token, and
+the last answers of a run leave it idle for longer."""
 
 
 def execute(plan: Plan, progress: bool = True) -> Summary:
@@ -40,7 +44,7 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
 
     Raises:
         UserError: data, model or run folder cannot be used; nothing was recorded then.
-        KeyboardInterrupt: Ctrl-C, once the sample at hand is recorded.
+        KeyboardInterrupt: Ctrl-C, once the samples at hand are recorded.
     """
     source, samples = read_samples(plan)
     data = DataFacts(
@@ -65,19 +69,31 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, str(model.device))
     take = capture if plan.prefill_cache is None else PrefillCache(plan.prefill_cache).capture
+    limits = Limits(
+        width=plan.decode_width or min(MOST_ROWS, len(mine) * len(plan.variants)),
+        memory_bytes=plan.memory_bytes or bytes_to_take(model),
+        as_stored=plan.decode_cache == "stored",
+    )
     failed = 0
     with (
         Progress(plan.model.name, total, shown=progress) as display,
         Interruption(display.note) as interruption,
         Writer(plan.out, header) as writer,
     ):
-        for sample, missing in todo:
-            display.sample(f"{sample.task.name} {sample.id[:12]}")
-            for record in _results(plan, model, sample, missing, display, take):
-                writer.append(record)
-                failed += record.error is not None
-                display.advance(1, int(record.error is not None))
-            interruption.stop_if_asked()
+
+        def works() -> Iterator[_Work]:
+            for sample, missing in todo:
+                if interruption.asked:
+                    return
+                display.sample(f"{sample.task.name} {sample.id[:12]}")
+                yield _work(plan, model, sample, missing)
+
+        for work, outcome in evaluate(model, works(), limits, display, take):
+            record = _record(plan, model, work, outcome, limits.width)
+            writer.append(record)
+            failed += record.error is not None
+            display.advance(1, int(record.error is not None))
+        interruption.stop_if_asked()
     return Summary(total, failed, known, failed_before)
 
 
@@ -117,40 +133,33 @@ def interleaved(tasks: Sequence[Sequence[Sample]]) -> list[Sample]:
     return [sample for _, sample in sorted(placed, key=lambda pair: pair[0])]
 
 
-def _results(
-    plan: Plan,
-    model: LoadedModel,
-    sample: Sample,
-    variants: Sequence[Variant],
-    progress: Progress,
-    take: TakePrefill,
-) -> Iterator[Record]:
-    """Yield the record of each variant of one sample, from one prefill."""
-    progress.phase("prompt")
+@dataclass(frozen=True, kw_only=True)
+class _Work(Work):
+    """One sample with its prompt."""
+
+    prompt: Prompt
+
+
+def _work(plan: Plan, model: LoadedModel, sample: Sample, variants: Sequence[Variant]) -> _Work:
+    """What is to be computed of one sample."""
     prompt = prompt_of(plan, model, sample)
     head, feed = split_prompt(prompt, plan.protocol)
-    work = Work(
+    return _Work(
         sample=sample,
         head=head,
         feed=feed,
-        spans=prompt.spans,
         stop=stop_rule(plan.protocol, sample.task, model),
-        width=plan.decode_width or len(plan.variants),
-        memory_bytes=plan.memory_bytes or bytes_to_take(model),
+        variants=tuple(variants),
+        spans=prompt.spans,
+        prompt=prompt,
     )
-    for outcome in evaluate(model, work, variants, progress, take):
-        yield _record(plan, model, prompt, work, outcome)
 
 
 def _record(
-    plan: Plan,
-    model: LoadedModel,
-    prompt: Prompt,
-    work: Work,
-    outcome: Outcome,
+    plan: Plan, model: LoadedModel, work: _Work, outcome: Outcome, width: int
 ) -> Record:
     """Score one outcome and put everything known about it into a record."""
-    sample, generation = work.sample, outcome.generation
+    sample, prompt, generation = work.sample, work.prompt, outcome.generation
     task = sample.task
     prediction, scores = None, {}
     if generation is not None:
@@ -178,10 +187,12 @@ def _record(
         answers=list(sample.answers),
         scored_fields=sample.scored_fields,
         facts=dict(outcome.facts or {}),
-        decode_width=work.width if generation is not None else None,
+        decode_width=width if generation is not None else None,
         capture_s=outcome.capture_s,
         compress_s=outcome.compress_s,
-        decode_s=outcome.decode_s,
+        decode_s=None if generation is None else generation.seconds,
+        decode_bytes=None if generation is None else generation.decode_bytes,
+        reader=None if generation is None else generation.reader,
         error=outcome.error,
         prompt_tail=_tail(model, prompt),
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 
 from kvbench.cache.store import Compressed
+from kvbench.decode.batch import held_bytes
 from kvbench.model.loading import LoadedModel
 from kvbench.prefill.needs import Needs
 
@@ -43,7 +44,8 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> int:
     config = model.network.config
     element = model.network.dtype.itemsize
     keys = g.layers * g.kv_heads * tokens * g.head_dim * element
-    kept = 2 * keys + keys * needs.pre_rope_keys
+    # A fifth: what methods that read keys before RoPE remember between two budgets.
+    kept = 2 * keys + keys * needs.pre_rope_keys * 6 // 5
     kept += g.layers * g.query_heads * min(needs.window, tokens) * g.head_dim * element
     scores = g.query_heads * needs.column_sums + g.kv_heads * len(needs.reconstructions)
     kept += 4 * g.layers * tokens * scores
@@ -57,16 +59,25 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> int:
 
 
 def decode_bytes(cache: Compressed, later_tokens: int, model: LoadedModel) -> int:
-    """Bytes of the rows that decoding from a cache attends to, with room for what follows.
+    """Bytes that decoding from a cache will hold at most.
 
     Args:
-        cache: whatever it stores, decoding reads plain rows.
+        cache: whatever it stores; read as it is, or not at all.
         later_tokens: tokens fed and generated after compression.
         model: its head dim and dtype.
     """
-    row = 2 * model.geometry.head_dim * model.network.dtype.itemsize + 4  # a position is an int32
-    held = sum(s.kept_vectors // 2 + s.heads * later_tokens for s in cache.layers)
-    return int(held * row)
+    g = model.geometry
+    token = 2 * g.kv_heads * g.head_dim * model.network.dtype.itemsize
+    total = held_bytes([(s.segments(), s if s.absorb_every else None) for s in cache.layers])
+    for store in cache.layers:
+        waiting = later_tokens
+        if store.absorb_every:
+            waiting = min(later_tokens, store.absorb_every)
+            total += token * later_tokens
+        # A tail grows by sixteen tokens or a quarter; some keys wait before RoPE too.
+        tail = token * max(16, waiting * 5 // 4)
+        total += tail * 3 // 2 if store.tail_needs_pre_rope else tail
+    return total
 
 
 def is_out_of_memory(error: BaseException) -> bool:

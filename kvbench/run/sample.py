@@ -1,14 +1,16 @@
-"""One sample under all its variants: prefill once, compress for each, decode together.
+"""Samples under their variants: one prefill for each sample, and one batch that all decode in.
 
-A failure costs the variants it meets and no other. Knows nothing of scores or records.
+Prefills go ahead as far as memory allows, and a row of the batch that ends takes the next variant
+that waits, whichever sample it is of. A failure costs the variants it meets and no other. Knows
+nothing of scores or records.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,13 +18,20 @@ from torch import Tensor
 from kvbench.cache.ledger import Ledger, ledger
 from kvbench.cache.spans import span_kept
 from kvbench.cache.store import Compressed
-from kvbench.decode.greedy import Generation, Stop, decode
+from kvbench.decode.batch import held_bytes
+from kvbench.decode.greedy import Decoder, Ended, Generation, Stop
 from kvbench.model.loading import LoadedModel
 from kvbench.plan.variant import Variant
 from kvbench.prefill.capture import capture
 from kvbench.prefill.state import Prefill
-from kvbench.run.caches import TakePrefill, fitted_cache, shared_prefill, variants_by_schedule
-from kvbench.run.memory import decode_bytes, is_out_of_memory
+from kvbench.run.caches import (
+    TakePrefill,
+    fitted_cache,
+    needs_of,
+    shared_prefill,
+    variants_by_schedule,
+)
+from kvbench.run.memory import decode_bytes, is_out_of_memory, prefill_bytes
 from kvbench.tasks.task import Sample
 
 
@@ -46,10 +55,8 @@ class Work:
     feed: tuple[int, ...]
     """Token ids fed after compression."""
     stop: Stop
-    width: int
-    """V, rows of every decode batch."""
-    memory_bytes: int
-    """What prefill and decode batches may take beside the model."""
+    variants: tuple[Variant, ...]
+    """Whose results are wanted."""
     spans: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Name -> tokens [start, end) whose share that is kept is to be found."""
 
@@ -57,6 +64,21 @@ class Work:
     def later_tokens(self) -> int:
         """Tokens that follow compression at most."""
         return len(self.feed) + self.stop.max_new_tokens
+
+
+AnyWork = TypeVar("AnyWork", bound=Work)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is computed at once."""
+
+    width: int
+    """V, rows of the decode batch."""
+    memory_bytes: int
+    """What prefills, compressed caches and decoding may take beside the model."""
+    as_stored: bool = True
+    """Whether decoding reads stores as they are, or plain rows rebuilt of them."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +95,6 @@ class Outcome:
     """Span -> share of its tokens kept, by layer."""
     capture_s: float | None = None
     compress_s: float | None = None
-    decode_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -84,75 +105,125 @@ class Ready:
     cache: Compressed
     logits: Tensor
     nbytes: int
-    """Of the rows it will be decoded from."""
+    """What it will hold while it decodes, at most."""
 
 
 def evaluate(
     model: LoadedModel,
-    work: Work,
-    variants: Sequence[Variant],
+    works: Iterable[AnyWork],
+    limits: Limits,
     watch: Watcher,
     take: TakePrefill = capture,
-) -> Iterator[Outcome]:
-    """Yield what each variant came to, once each, from one prefill.
+) -> Iterator[tuple[AnyWork, Outcome]]:
+    """Yield what each variant of each sample came to, once each, in the order they end.
 
-    Variants that prune during the prefill have one of their own; all decode together, as far as
-    the width and the memory allow.
+    Args:
+        model: the model.
+        works: the samples, taken one by one as the batch has room for them.
+        limits: width and memory of all together.
+        watch: told what is being computed.
+        take: what makes the prefills.
     """
-    for found in compressed_batches(model, work, variants, watch, take):
-        if isinstance(found, Outcome):
-            yield found
-        else:
-            yield from _decoded(model, work, found, watch)
-
-
-def compressed_batches(
-    model: LoadedModel,
-    work: Work,
-    variants: Sequence[Variant],
-    watch: Watcher,
-    take: TakePrefill = capture,
-) -> Iterator[list[Ready] | Outcome]:
-    """Yield the variants compressed, in batches to be computed together, and those that failed.
-
-    Whoever takes a batch empties it, so that its caches are freed before the next one is made.
-    """
-    waiting: list[Ready] = []
-    ids = torch.tensor(work.head)
-    for schedule, sharing in variants_by_schedule(model, len(work.head), variants).items():
-        watch.phase("prefill")
-        started = time.perf_counter()
-        try:
-            prefill = shared_prefill(
-                model,
-                ids,
-                sharing,
-                schedule,
-                memory_bytes=work.memory_bytes,
-                sample=work.sample,
-                take=take,
-            )
-        except Exception as error:
-            told = _told(error, "prefill", work)
-            yield from (Outcome(variant, error=told) for variant in sharing)
-            continue
-        capture_s = time.perf_counter() - started
-        for variant in sharing:
-            watch.phase(f"compress {variant.label}")
+    decoder = Decoder(model, limits.width, as_stored=limits.as_stored)
+    decoding: dict[int, tuple[AnyWork, Outcome, int]] = {}
+    supply = compressed(model, works, limits.memory_bytes, watch, take)
+    next(supply)
+    more = True
+    while decoding or more:
+        while more and decoder.free:
             try:
-                ready = _compressed(model, work, variant, prefill, capture_s)
-            except Exception as error:
-                yield Outcome(variant, error=_told(error, "compress", work))
+                found = supply.send(sum(nbytes for _, _, nbytes in decoding.values()))
+            except StopIteration:
+                more = False
+                break
+            if found is None:
+                break
+            work, made = found
+            if isinstance(made, Outcome):
+                yield work, made
                 continue
-            taken = prefill.nbytes + ready.nbytes + sum(r.nbytes for r in waiting)
-            if waiting and (taken > work.memory_bytes or len(waiting) == work.width):
-                yield waiting
-            waiting.append(ready)
-            del ready
-        # Freed before decoding: the rows kept are in the caches, and `decode` empties those.
-        del prefill
-    if waiting:
-        yield waiting
+            feed, logits = work.feed, made.logits
+            ticket = decoder.add(
+                made.cache,
+                len(work.head),
+                work.stop,
+                first_logits=logits,
+                feed=feed,
+                of=work.sample.digest,
+            )
+            decoding[ticket] = (work, made.outcome, made.nbytes)
+            # Nobody else holds the cache then: what reading does not take is freed.
+            del found, made
+        if decoding:
+            watch.phase("decode")
+            running = decoder.running
+            for ended in decoder.step():
+                work, outcome, _ = decoding.pop(ended.ticket)
+                yield work, _outcome(work, outcome, ended)
+            watch.generated(running)
+
+
+def compressed(
+    model: LoadedModel,
+    works: Iterable[AnyWork],
+    memory_bytes: int,
+    watch: Watcher,
+    take: TakePrefill = capture,
+) -> Generator[tuple[AnyWork, Ready | Outcome] | None, int, None]:
+    """Prefill and compress, and yield each variant that is ready, or the outcome that it failed.
+
+    Begin with `next`, then `send` the bytes that those handed out hold by now. None says that the
+    next one does not fit beside them; with nothing in use anything is tried.
+
+    Args:
+        model: the model.
+        works: the samples.
+        memory_bytes: what all together may take beside the model.
+        watch: told what is being computed.
+        take: what makes the prefills.
+    """
+    in_use = yield None
+    for work in works:
+        tokens = len(work.head)
+        ids = torch.tensor(work.head)
+        for schedule, sharing in variants_by_schedule(model, tokens, work.variants).items():
+            needed = prefill_bytes(model, tokens, needs_of(sharing, tokens))
+            while in_use and in_use + needed > memory_bytes:
+                in_use = yield None
+            watch.phase("prefill")
+            started = time.perf_counter()
+            try:
+                prefill = shared_prefill(
+                    model,
+                    ids,
+                    sharing,
+                    schedule,
+                    memory_bytes=memory_bytes,
+                    sample=work.sample,
+                    take=take,
+                )
+            except Exception as error:
+                told = _told(error, "prefill", work)
+                for variant in sharing:
+                    in_use = yield work, Outcome(variant, error=told)
+                continue
+            capture_s = time.perf_counter() - started
+            for variant in sharing:
+                watch.phase(f"compress {variant.label}")
+                handed: list[Ready | Outcome] = []
+                try:
+                    handed.append(_compressed(model, work, variant, prefill, capture_s))
+                except Exception as error:
+                    handed.append(Outcome(variant, error=_told(error, "compress", work)))
+                beside = held_bytes(prefill)
+                if variant is sharing[-1]:
+                    beside = 0
+                    del prefill
+                if isinstance(handed[0], Ready):
+                    while in_use and in_use + beside + handed[0].nbytes > memory_bytes:
+                        in_use = yield None
+                # Popped, so that the cache is not held here while it decodes.
+                in_use = yield work, handed.pop()
 
 
 def _compressed(
@@ -174,34 +245,11 @@ def _compressed(
     return Ready(outcome, cache, prefill.last_logits, nbytes)
 
 
-def _decoded(
-    model: LoadedModel, work: Work, waiting: list[Ready], watch: Watcher
-) -> Iterator[Outcome]:
-    """Decode those that wait as one batch; `waiting` is emptied."""
-    outcomes = [ready.outcome for ready in waiting]
-    caches = [ready.cache for ready in waiting]
-    logits = torch.stack([ready.logits for ready in waiting])
-    waiting.clear()  # nobody else holds the caches then, and `decode` frees them one by one
-    watch.phase("decode")
-    started = time.perf_counter()
-    try:
-        written = decode(
-            model,
-            caches,
-            len(work.head),
-            work.stop,
-            first_logits=logits,
-            feed=work.feed,
-            width=work.width,
-            on_token=watch.generated,
-        )
-    except Exception as error:
-        told = _told(error, "decode", work)
-        yield from (replace(outcome, error=told) for outcome in outcomes)
-        return
-    decode_s = time.perf_counter() - started
-    for outcome, generation in zip(outcomes, written, strict=True):
-        yield replace(outcome, generation=generation, decode_s=decode_s)
+def _outcome(work: Work, outcome: Outcome, ended: Ended) -> Outcome:
+    """What a variant came to that was compressed and then decoded."""
+    if ended.error is not None:
+        return replace(outcome, error=_told(ended.error, "decode", work))
+    return replace(outcome, generation=ended.generation)
 
 
 def _told(error: Exception, phase: str, work: Work) -> str:

@@ -83,17 +83,14 @@ def test_absorbed_tokens_are_matched_to_entries_or_get_their_own(scope, heads):
     n = layer.query_heads if heads == "query" else layer.kv_heads
     rows = top_rows(torch.rand(n, 56, generator=rng), count)
     at = torch.arange(60, 64)
-    rotary = replace(layer.rotary, cos=layer.rotary.cos[:60], sin=layer.rotary.sin[:60])
-    early = replace(
-        layer, k=layer.k[:, :60], v=layer.v[:, :60], k_pre=layer.k_pre[:, :60], rotary=rotary
-    )
+    early = replace(layer, k=layer.k[:, :60], v=layer.v[:, :60], k_pre=layer.k_pre[:, :60])
     store = store_codebook(
         early, rows, 4, theta_key=0.98, theta_value=0.95, scope=scope, merge_every=4
     )
     known = torch.stack([layer.k_pre[h, rows[h * n // 2]][:4] * 3 for h in range(2)])
     fresh_v = torch.randn(2, 4, 8, generator=rng)
     rotated = layer.rotary.rotate(known, at.expand(2, -1))
-    tail = Tail(rotated, fresh_v, at, known, layer.rotary.cos[at], layer.rotary.sin[at])
+    tail = Tail(rotated, fresh_v, at, known)
     after = store.absorb(tail)
     assert sum(len(b.entries) for b in after.key_books) == sum(
         len(b.entries) for b in store.key_books

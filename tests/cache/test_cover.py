@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -10,7 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvbench.cache import cover
-from kvbench.cache.cover import greedy_cover, unit_and_norm
+from kvbench.cache.cover import (
+    SimilarPairs,
+    cover_in_rounds,
+    greedy_cover,
+    remembered_pairs,
+    unit_and_norm,
+)
 from support import naive
 from support.vectors import clustered
 
@@ -19,6 +29,14 @@ def _at(*degrees: float) -> torch.Tensor:
     angles = torch.tensor(degrees, dtype=torch.float64) * math.pi / 180
     return torch.stack([angles.cos(), angles.sin()], 1).float()
 
+
+def cover_of_bits(*asked: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The form for pairs too many to be listed, whatever their number."""
+    with mock.patch.object(SimilarPairs, "grown", return_value=None):
+        return greedy_cover(*asked)
+
+
+FORMS = (greedy_cover, cover_of_bits, cover_in_rounds)
 
 # T6: unit vectors at these angles.
 T6 = (0, 5, 10, 15, 20, 60, 64, 180)
@@ -87,3 +105,84 @@ def test_zero_vectors_are_their_own_neighbors_only():
     assert not unit.isnan().any()
     assert sorted(picks.tolist()) == [0, 1, 2]
     assert refs[1] == refs[3]
+
+
+def test_every_form_gets_the_book_of_algorithm_1():
+    """A thousand small graphs, in which query heads keep different rows of up to 40 tokens."""
+    for seed in range(1000):
+        rng = torch.Generator().manual_seed(seed)
+        tokens, group = int(torch.randint(1, 41, (), generator=rng)), seed % 4 + 1
+        theta = (0.3, 0.8, 0.9, 0.95)[seed // 4 % 4]
+        unit = clustered(tokens, 4, seed)
+        keeps = torch.rand(group, tokens, generator=rng) < 0.7
+        held = torch.nonzero(keeps.any(0))[:, 0]
+        asked = (unit[held], theta, keeps.sum(0)[held], keeps.int().argmax(0)[held])
+
+        listed = torch.nonzero(keeps)  # (head, position), ascending
+        slow_picks, slow_refs = naive.greedy_cover(
+            unit[listed[:, 1]], theta, list(range(len(listed)))
+        )
+        refs_of = dict(zip(listed[:, 1].tolist(), slow_refs, strict=True))
+        expected = listed[slow_picks, 1].tolist(), [refs_of[t] for t in held.tolist()]
+        for form in FORMS:
+            picks, refs = form(*asked)
+            assert (held[picks].tolist(), refs.tolist()) == expected, (seed, form)
+
+
+@pytest.mark.parametrize("n", [0, 1, 7, 63, 257, 1031])
+@pytest.mark.parametrize("theta", [0.1, 0.7, 0.95])
+def test_every_form_gets_the_same_book_at_odd_sizes(n, theta):
+    unit = clustered(n, 6, seed=n)
+    heads = torch.arange(n) * 7 % 3
+    books = [form(unit, theta, heads % 2 + 1, heads) for form in FORMS]
+    for picks, refs in books[1:]:
+        assert torch.equal(picks, books[0][0])
+        assert torch.equal(refs, books[0][1])
+
+
+def test_remembered_pairs_are_those_of_rows_compared_alone():
+    """Whatever was asked before; each theta is some pair's own cosine, so every bit tells."""
+    vectors = clustered(1100, 64, seed=0) * 3
+    unit, _ = unit_and_norm(vectors)
+    cosines = (unit @ unit.T).triu(1).flatten()
+    rng = torch.Generator().manual_seed(0)
+    close = cosines[(cosines > 0.2) & (cosines < 0.99)]
+    for theta in close[torch.randperm(len(close), generator=rng)[:8]].tolist():
+        memo: dict[Hashable, Any] = {}
+        for share in torch.rand(6, generator=rng).tolist():
+            kept = torch.nonzero(torch.rand(len(vectors), generator=rng) < share)[:, 0]
+            known = remembered_pairs(memo, "keys", vectors, kept, theta)
+            alone = remembered_pairs({}, "keys", vectors, kept, theta)
+            similar = unit[kept] @ unit[kept].T > theta
+            assert listed(known) == listed(alone)
+            if len(kept) > 64:  # one block of its own is thick enough to add up alike
+                assert listed(known) == torch.nonzero(similar.triu(1)).tolist()
+
+
+def listed(pairs: tuple[Any, Any] | None) -> list[list[int]]:
+    """Pairs, ascending."""
+    assert pairs is not None
+    return sorted(map(list, zip(*(x.tolist() for x in pairs), strict=True)))
+
+
+def test_pairs_are_remembered_only_while_they_take_less_than_the_vectors():
+    alike = torch.ones(300, 4) + 0.01 * clustered(300, 4, seed=0)
+    memo: dict[Hashable, Any] = {}
+    assert remembered_pairs(memo, "keys", alike, torch.arange(300), 0.9) is None
+    assert not memo
+    few = torch.arange(0, 300, 25)
+    assert len(listed(remembered_pairs(memo, "keys", alike, few, 0.9))) == 12 * 11 // 2
+    assert remembered_pairs(memo, "keys", alike, torch.arange(300), 0.9) is None
+    assert memo["keys"].later.nbytes <= 12 * 4 * 4
+    remembered_pairs(memo, "keys", alike, few[:3], 0.99999999)
+    assert memo["keys"].held.sum() == 3, "another theta replaces the list"
+
+
+def test_pairs_hold_while_another_thread_asks_for_more():
+    vectors = clustered(500, 16, seed=1)
+    memo: dict[Hashable, Any] = {}
+    asked = [torch.arange(start, 500, 3 + start % 5) for start in range(40)]
+    with ThreadPoolExecutor(4) as pool:
+        found = pool.map(lambda kept: remembered_pairs(memo, 0, vectors, kept, 0.9), asked)
+    for kept, pairs in zip(asked, found, strict=True):
+        assert listed(pairs) == listed(remembered_pairs({}, 0, vectors, kept, 0.9))

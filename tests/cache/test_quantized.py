@@ -9,7 +9,7 @@ import torch
 
 from kvbench.base.errors import UserError
 from kvbench.cache.ledger import ledger
-from kvbench.cache.quantized import Packed, channel_group, quantized_bytes, store_quantized
+from kvbench.cache.quantized import channel_group, packed, quantized_bytes, store_quantized
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
 from kvbench.methods.quantized import Quantized
@@ -22,11 +22,11 @@ def half_precision(prefill):
 
 
 def test_a_group_by_hand():
-    packed = Packed.of(torch.tensor([[0.0, 1.0, 2.0, 3.0], [-3.0, 0.0, 0.4, 6.0]]), bits=2)
-    assert packed.codes.tolist() == [0b11100100, 0b11010100]
-    assert packed.steps.tolist() == [1.0, 3.0]
-    assert packed.least.tolist() == [0.0, -3.0]
-    assert packed.read().tolist() == [[0, 1, 2, 3], [-3, 0, 0, 6]]
+    written = packed(torch.tensor([[0.0, 1.0, 2.0, 3.0], [-3.0, 0.0, 0.4, 6.0]]), bits=2)
+    assert written.codes.tolist() == [0b11100100, 0b11010100]
+    assert written.steps.tolist() == [1.0, 3.0]
+    assert written.least.tolist() == [0.0, -3.0]
+    assert written.read().tolist() == [[0, 1, 2, 3], [-3, 0, 0, 6]]
 
 
 @pytest.mark.parametrize("bits", [2, 4, 8])
@@ -34,21 +34,21 @@ def test_a_group_by_hand():
 @pytest.mark.parametrize("shape", [(1, 1), (3, 5), (7, 32), (0, 8)])
 def test_values_come_back_within_half_a_step(bits, dtype, shape):
     values = torch.randn(shape, generator=torch.Generator().manual_seed(1)).to(dtype)
-    packed = Packed.of(values, bits)
-    assert packed.codes.numel() == -(-values.numel() * bits // 8)
-    error = (packed.read().float() - values.float()).abs()
+    written = packed(values, bits)
+    assert written.codes.numel() == -(-values.numel() * bits // 8)
+    error = (written.read().float() - values.float()).abs()
     rounding = (
         4 * torch.finfo(dtype).eps * values.float().abs().amax(-1, keepdim=True)
         if len(values)
         else torch.zeros(0, 1)
     )
     top = 2**bits - 1
-    assert bool((error <= packed.steps.float()[:, None] * (0.5 + top * 0.01) + rounding).all())
+    assert bool((error <= written.steps.float()[:, None] * (0.5 + top * 0.01) + rounding).all())
 
 
 def test_equal_values_come_back_exactly():
     values = torch.full((2, 6), 1.7)
-    assert torch.equal(Packed.of(values, 2).read(), values)
+    assert torch.equal(packed(values, 2).read(), values)
 
 
 def test_keys_are_grouped_along_tokens_and_values_along_channels():

@@ -155,7 +155,8 @@ def test_the_profile_says_where_answers_stop() -> None:
         slow("budget='a lot'", "budget 'a lot'"),
         ("budget=true", "budget True"),
         slow("limit=0", "limit=0"),
-        ("decode_width=0", "decode_width=0"),
+        ("decode.width=0", "decode.width=0"),
+        ("decode.cache=codebook", "decode.cache=codebook: it is stored or rows"),
         ("baseline=maybe", "baseline='maybe'"),
         slow("protocol.stop=never", "protocol.stop='never'"),
         slow("protocol.max_input_tokens=0", "protocol.max_input_tokens=0"),
@@ -227,7 +228,7 @@ def test_whatever_changes_a_result_changes_its_key(words: tuple[str, ...]) -> No
     [
         slow(("out=elsewhere",)),
         slow(("limit=3",)),
-        ("decode_width=9",),
+        ("decode.width=9",),
         ("task=narrativeqa",),
         ("method.window=32.0",),
     ],

@@ -82,14 +82,22 @@ def hidden_from_later_tokens(network: Any, keep: list[Tensor]) -> Iterator[None]
 def decoded_logits(
     model: LoadedModel, caches: list[Compressed], **options: Any
 ) -> tuple[list[Generation], Tensor]:
-    """Generations, and the logits [V, forwards, vocabulary] of every forward."""
+    """Generations, and the logits [V, forwards, vocabulary] of every forward.
+
+    A question is fed to each row in a forward of its own.
+    """
+    rows = len(caches)
     seen: list[Tensor] = []
     hook = model.network.register_forward_hook(lambda _m, _a, out: seen.append(out.logits[:, -1]))
     try:
         written = decode(model, caches, TOKENS, Stop(frozenset(), STEPS), **options)
     finally:
         hook.remove()
-    return written, torch.stack(seen, dim=1)
+    alone = [logits for logits in seen if len(logits) < rows]
+    together = [logits for logits in seen if len(logits) == rows]
+    if alone:
+        together.insert(0, torch.cat(alone))
+    return written, torch.stack(together, dim=1)
 
 
 @pytest.mark.parametrize("feed", [[], [7], [11, 5, 42, 8, 23]], ids=["none", "one", "question"])

@@ -11,8 +11,8 @@ from kvbench.cache.codebook import CodebookStore
 from kvbench.cache.store import Compressed, Tail
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget, keep_whole
+from kvbench.decode.batch import Batch
 from kvbench.decode.greedy import Stop, continuation_logits, decode
-from kvbench.decode.rows import Rows
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
@@ -79,12 +79,12 @@ def test_at_a_fixed_width_a_row_is_bitwise_independent_of_neighbors_and_slot(tin
     seen = []
 
     def logits_of(batch: list[Compressed], slot: int) -> torch.Tensor:
-        from kvbench.decode.rows import Rows
-
         positions = torch.full((len(batch), 1), prefill.tokens)
         with torch.inference_mode():
-            run = Rows(list(batch), tiny.geometry.kv_heads, 4)
-            run.begin(positions)
+            run = Batch(len(batch), tiny.geometry.layers)
+            for row, cache in enumerate(batch):
+                run.join(row, cache, 4)
+            run.begin(range(len(batch)), positions)
             out = tiny.network(
                 input_ids=torch.full((len(batch), 1), 42),
                 position_ids=positions,
@@ -195,13 +195,14 @@ class _Fed:
         layers = tuple(_listening(store, self.tails) for store in full)
         at = torch.arange(start, start + len(ids))[None]
         with torch.inference_mode(), recording_pre_rope(model.network) as recorder:
-            run = Rows([Compressed(layers)], model.geometry.kv_heads, len(ids))
+            run = Batch(1, model.geometry.layers)
+            run.join(0, Compressed(layers), len(ids))
             run.recorder = recorder
-            run.begin(at)
+            run.begin([0], at)
             output = model.network(
                 input_ids=torch.tensor([ids]), position_ids=at, use_cache=False, kvbench=run
             )
-            run.merge_full_tails()
+            run.finish()
         self.chosen = int(output.logits[0, -1].argmax())
 
 

@@ -15,8 +15,8 @@ from kvbench.cache.store import Compressed
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
 from kvbench.compress.method import Method
+from kvbench.decode.batch import Batch
 from kvbench.decode.greedy import Stop, decode
-from kvbench.decode.rows import Rows
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidinfer import PyramidInfer
 from kvbench.methods.spindlekv import SpindleKV
@@ -49,17 +49,16 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
     held: list[list[list[list[int]]]] = []
     hook = model.network.register_forward_hook(lambda _m, _a, out: logits.append(out.logits[0, -1]))
 
-    def look(run: Rows) -> None:
-        held.append([[p.tolist() for at in bands for p in at[0]] for bands in run.held_positions()])
+    finish = Batch.finish
 
-    merge = Rows.merge_full_tails
-
-    def watched(run: Rows) -> None:
-        merge(run)
-        look(run)
+    def watched(batch: Batch) -> dict[int, Exception]:
+        failed = finish(batch)
+        heads = model.geometry.query_heads
+        held.append([[p.tolist() for p in layer] for layer in batch.positions(0, heads)])
+        return failed
 
     try:
-        Rows.merge_full_tails = watched  # type: ignore[method-assign]
+        Batch.finish = watched  # type: ignore[method-assign]
         count = steps if feed else steps + 1
         (written,) = decode(
             model,
@@ -70,7 +69,7 @@ def fast_decode(model: LoadedModel, cache: Compressed, feed, first_logits, steps
             feed=feed,
         )
     finally:
-        Rows.merge_full_tails = merge  # type: ignore[method-assign]
+        Batch.finish = finish  # type: ignore[method-assign]
         hook.remove()
     return logits, held, written
 
@@ -247,7 +246,7 @@ def test_spindlekv_merges_generated_tokens_as_a_naive_model_does(tiny, prefill, 
     logits, rows, _ = fast_decode(tiny, cache, feed, prefill.last_logits, STEPS)
     for got, wanted in zip(logits, expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=1e-4, rtol=0)
-    assert rows[-1][0][0] == [r.position for r in layers[0].heads[0].rows]
+    assert sorted(rows[-1][0][0]) == [r.position for r in layers[0].heads[0].rows]
     fed = STEPS + max(0, len(feed) - 1)
     assert 0 < len(layers[0].books[0][0]) - entries < fed, "some rows match, some do not"
 

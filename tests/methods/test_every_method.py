@@ -232,7 +232,7 @@ def test_vectors_that_are_all_alike_are_kept_within_the_budget_and_finite(method
 
 def test_tied_scores_go_to_the_lower_position():
     prefill = naive.random_prefill(100)
-    flat = [type(s)(**{**vars(s), "q_win": torch.zeros_like(s.q_win)}) for s in prefill.layers]
+    flat = [replace(s, q_win=torch.zeros_like(s.q_win)) for s in prefill.layers]
     cache = SnapKV(window=10).compress(
         type(prefill)(tuple(flat), prefill.last_logits), Budget(tokens=30)
     )

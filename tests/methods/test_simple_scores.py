@@ -14,6 +14,7 @@ from kvbench.methods.expected_attention import ExpectedAttention, angles_per_pos
 from kvbench.methods.knorm import Knorm
 from kvbench.methods.random import Random
 from kvbench.methods.tova import TOVA
+from kvbench.model.rotary import RotaryTable
 from kvbench.prefill.capture import capture, query_statistics
 from kvbench.prefill.needs import Needs
 from support import naive
@@ -187,7 +188,7 @@ def test_expected_attention_approaches_the_mean_weight_of_gaussian_queries():
     rng = torch.Generator().manual_seed(0)
     prefill = naive.random_prefill(30, query_heads=1, kv_heads=1, layers=1)
     (layer,) = prefill.layers
-    still = replace(layer.rotary, cos=torch.ones(30, 8), sin=torch.zeros(30, 8))
+    still = replace(layer.rotary, table=RotaryTable(torch.ones(30, 8), torch.zeros(30, 8)))
     layer = replace(layer, rotary=still, k=0.5 * layer.k)
     statistics = layer.query_statistics[0]
     root = torch.linalg.cholesky(statistics.covariance[0] + 1e-6 * torch.eye(8))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -68,3 +70,25 @@ def test_shallow_layers_share_more_than_deep_ones(prefills):
     found = ledger(prefills[0], cache)
     assert found.r2[0] < 0.6
     assert found.r2[0] < found.r2[15] - 0.2
+
+
+@pytest.mark.parametrize("changed", [{}, {"scope": "layer"}, {"heads": "kv"}, {"evict": False}])
+@pytest.mark.parametrize("order", [(0.3, 0.5, 0.7), (0.7, 0.3, 0.5), (0.5, 0.7, 0.3)])
+def test_a_budget_gets_the_same_cache_whatever_budgets_came_before(changed, order):
+    method = SpindleKV(window=8, **changed)
+    swept = naive.random_prefill(257, distinct=40)
+    for fraction in order:
+        fresh = naive.random_prefill(257, distinct=40)
+        once, again = (fit_budget(method, p, Budget(fraction=fraction)) for p in (fresh, swept))
+        assert once.facts == again.facts
+        for alone, after in zip(once.layers, again.layers, strict=True):
+            for name, tensors in alone.tensors().items():
+                assert all(map(torch.equal, tensors, after.tensors()[name])), name
+    assert all(layer.memo for layer in swept.layers) or changed == {"evict": False}
+
+
+def test_what_is_remembered_of_a_layer_goes_with_it_and_not_with_its_changed_copies():
+    prefill = naive.random_prefill(100)
+    SpindleKV(window=8).compress(prefill, Budget(fraction=0.4))
+    assert prefill.layers[0].memo
+    assert not replace(prefill.layers[0], v=-prefill.layers[0].v).memo

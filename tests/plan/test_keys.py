@@ -178,7 +178,7 @@ def test_the_road_reaches_what_a_result_runs_through_and_nothing_else() -> None:
     assert {
         "kvbench.compress.fit",
         "kvbench.decode.greedy",
-        "kvbench.decode.rows",
+        "kvbench.decode.batch",
         "kvbench.model.attention",
         "kvbench.plan.protocol",
         "kvbench.prefill.capture",

@@ -79,7 +79,7 @@ def test_one_prefill_serves_every_method_and_budget(data, tmp_path, prefills):
         if r.method != "fullkv":
             assert r.ratio_bytes == pytest.approx(r.budget, abs=0.01)
         assert len(r.r1) == len(r.r2) == len(r.kept_tokens) == 3
-        assert r.decode_width == 7
+        assert r.decode_width == 14, "all results of the run decode together"
         assert r.prompt_tail is not None and len(r.prompt_tail) == 400
         assert f"on day {r.sample[-1]}?" in r.prompt_tail
 
@@ -163,7 +163,7 @@ def test_variants_in_batches_of_two_say_the_same_as_in_one(data, tmp_path):
     words = ("task=qasper", "method=snapkv,streamingllm,spindlekv", "budget=0.3")
     words += ("protocol.max_new_tokens=null",)  # the task's own 128: a long text to agree on
     _run(data, tmp_path / "one", *words)
-    _run(data, tmp_path / "two", *words, "decode_width=2")
+    _run(data, tmp_path / "two", *words, "decode.width=2")
     one = {r.key: r.prediction for r in _records(tmp_path / "one")}
     two = {r.key: r.prediction for r in _records(tmp_path / "two")}
     assert one == two

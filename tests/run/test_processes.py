@@ -75,21 +75,27 @@ def test_the_time_left_settles_within_the_first_tenth():
 
 
 def test_the_plain_line_is_one_line_and_says_what_runs(monkeypatch):
-    clock = iter([0.0, 0.0, 30.0, 61.0, 61.0, 62.0, 125.0, 200.0])
-    monkeypatch.setattr(time, "monotonic", lambda: next(clock))
+    now = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     out = io.StringIO()
     with Progress("tiny", 40, Console(file=out, width=80)) as progress:
         progress.sample("narrativeqa 0123456789ab")
-        progress.phase("compress spindlekv@0.2[theta_key=0.95,theta_value=0.9]")
         progress.advance(10, 1)
-        progress.generated(0)
+        now = 61.0
+        progress.phase("compress spindlekv@0.2[theta_key=0.95,theta_value=0.9]")
         progress.phase("decode")
-        progress.generated(640)
+        now = 93.0
+        progress.generated(16)
+        progress.phase("prefill")
+        now = 101.0
+        progress.phase("decode")
+        now = 125.0
+        progress.generated(544)
     lines = out.getvalue().splitlines()
     assert lines[-1] == (
-        "tiny narrativeqa 0123456789ab decode 10 tokens/s: 10 of 40 results,"
+        "tiny narrativeqa 0123456789ab decode, 10 tokens/s decoded: 10 of 40 results,"
         " 2:05 gone, 6:15 left, 1 failed"
-    )
+    ), "the prefill between is no decoding"
     assert all(re.match(r"tiny narr.* left, 1 failed$", line) for line in lines)
 
 
@@ -125,7 +131,7 @@ def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path, s
     process.send_signal(signal.SIGINT)
     said, _ = process.communicate(timeout=600)
     assert process.returncode == 130
-    assert "finishing the sample at hand" in said
+    assert "finishing the samples at hand" in said
     assert "the same command goes on" in said
     assert "Traceback" not in said
     before = [record for _, record in distinct(read_shards(out))]

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from kvbench.model.attention import AttentionRule
+from kvbench.model.rotary import Rotary, RotaryTable
 from kvbench.prefill.pruning import PruningSchedule
-from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Rotary
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
 """Largest difference accepted between a fast path and its twin."""
@@ -42,7 +43,8 @@ def random_prefill(
         return torch.randn(*shape, generator=rng)
 
     angles = torch.arange(tokens)[:, None] * 10000.0 ** (-torch.arange(dim // 2) / (dim // 2))
-    rotary = Rotary(torch.cos(angles).repeat(1, 2), torch.sin(angles).repeat(1, 2), rotate_half)
+    table = RotaryTable(torch.cos(angles).repeat(1, 2), torch.sin(angles).repeat(1, 2))
+    rotary = Rotary(table, rotate_half)
     at = torch.arange(tokens).expand(kv_heads, -1)
     states = []
     for index in range(layers):

@@ -16,6 +16,7 @@ from kvbench.report.table.table import Column, Row, Table
 
 _RATIO_SHORT = {
     "ratio_bytes": "ratio_\nbytes",
+    "ratio_decoding": "ratio_\ndecoding",
     "kept_ratio": "kept_\nratio",
     "ratio_formula15": "ratio_\nformula15",
     "ratio_formula15_printed": "ratio_formula15_\nprinted",
@@ -112,7 +113,9 @@ def _ratio_sheet(table: Table) -> Sheet:
     ]
     headings = (Heading("method"), Heading("budget"), *map(_ratio_heading, RATIOS))
     notes = (
-        "ratio_bytes: bytes held / bytes of the native cache. kept_ratio: tokens kept / tokens.",
+        "ratio_bytes: bytes held / bytes of the native cache. ratio_decoding: bytes held while"
+        " decoding, at most, with the tokens fed and generated / the same. kept_ratio: tokens kept"
+        " / tokens.",
         "ratio_formula15: SpindleKV's Formula 15 with native denominators and r3 added; printed:"
         " exactly as typeset.",
     )

@@ -9,16 +9,16 @@ from typing import Any
 from kvbench.base.sizes import shown_bytes
 from kvbench.plan.settings import Lengths
 from kvbench.records.speed import Speed, SpeedRun, recorded_speeds
-from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
+from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow, cells
 
 _HEADINGS = (
     Heading("method"),
     Heading("prefill tokens/s", "prefill\ntokens/s"),
     Heading("compress s", "compress\ns"),
     Heading("decode tokens/s", "decode\ntokens/s"),
-    Heading("ms/token", "ms/\ntoken"),
     Heading("cache held", "cache\nheld"),
     Heading("ratio_bytes", "ratio_\nbytes"),
+    Heading("held while decoding", "while\ndecoding"),
     Heading("peak above model", "peak above\nmodel"),
 )
 
@@ -46,11 +46,16 @@ def _conditions(run: SpeedRun) -> tuple[Any, ...]:
 def speed_sheet(run: SpeedRun) -> Sheet:
     """Return one row a variant."""
     lengths = run.lengths
-    rows = tuple(SheetRow(cells(*_texts(speed, lengths))) for speed in run.speeds)
+    rows = tuple(
+        SheetRow((Cell(speed.label, speed.reader or ""), *cells(*_numbers(speed, lengths))))
+        for speed in run.speeds
+    )
     notes = (
         f"{lengths.context} prompt tokens, {lengths.generate} generated, batch 1; medians of"
         f" {lengths.repeats} rounds after one to warm up.",
         "Decoding is timed from the second token on: the first comes from the prefill.",
+        "Caches are read as they are stored, below each name by what; held while decoding: the"
+        " cache, and the tail with its head-room.",
     )
     title = f"Speed of {run.model} ({run.weights})"
     return Sheet(title, _HEADINGS, rows, notes=notes, card=speed_card(run))
@@ -63,15 +68,14 @@ def speed_card(run: SpeedRun) -> tuple[str, ...]:
     return ", ".join(machine), ", ".join(versions)
 
 
-def _texts(speed: Speed, lengths: Lengths) -> list[str]:
+def _numbers(speed: Speed, lengths: Lengths) -> list[str]:
     decoded = lengths.generate - 1
     return [
-        speed.label,
         f"{lengths.context / speed.prefill_s:.1f}",
         f"{speed.compress_s:.3f}",
         f"{decoded / speed.decode_s:.2f}",
-        f"{1000 * speed.decode_s / decoded:.2f}",
         shown_bytes(speed.cache_bytes),
         f"{speed.cache_bytes / speed.native_bytes:.3f}",
+        "-" if speed.decode_bytes is None else shown_bytes(speed.decode_bytes),
         "-" if speed.peak_bytes is None else shown_bytes(speed.peak_bytes),
     ]
