@@ -144,6 +144,10 @@ class HeavyHitters(Store):
         """As the rows' own store."""
         return self.kept.segments()
 
+    def by_band(self, attention: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As the rows' own store."""
+        return self.kept.by_band(attention)
+
     @property
     def heads(self) -> int:
         """H."""
@@ -163,7 +167,7 @@ class HeavyHitters(Store):
         """Add the tail's rows and its queries' attention, then evict what is too much."""
         assert tail.attention is not None
         (band,) = self.materialize()
-        (received,) = self.kept.by_band(tail.attention)
+        (received,) = tail.attention
         heads, new = len(band.k), len(tail.positions)
         copies = heads // len(tail.k)
         band = Band(

@@ -43,9 +43,9 @@ class Tail:
         v: [G, t, D] values.
         positions: [t] int64, ascending.
         k_pre: [G, t, D] keys before RoPE; None unless the store's `tail_needs_pre_rope`.
-        attention: per lane of `segments` [h, c, n + t] float32, where c query heads read each of
-            its h heads: attention that the lane's rows and the tail's received from the tail's
-            queries, summed over these; None unless the store's `tail_needs_attention`.
+        attention: per band of the store [h, share, n + t] float32, where `share` query heads read
+            each of its h heads: attention that the band's rows and the tail's received from the
+            tail's queries, summed over these; None unless the store's `tail_needs_attention`.
     """
 
     k: Tensor

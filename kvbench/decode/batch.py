@@ -374,7 +374,10 @@ class Batch:
         k_pre = None
         if before.tail_needs_pre_rope:
             k_pre = torch.cat([fed.k_pre for fed in mine.fed if fed.k_pre is not None], 1)
-        received = tuple(mine.received) if mine.received is not None else None
+        received = None
+        if mine.received is not None:
+            received = tuple(mine.received)
+            received = before.by_band(received) if self._as_stored else received
         after = before.absorb(Tail(mine.tail.k, mine.tail.v, at, k_pre, received))
         mine.absorbing = after
         mine.lanes = self._lanes(after)
