@@ -15,6 +15,9 @@ from kvbench.decode.batch import held_bytes
 from kvbench.model.loading import LoadedModel
 from kvbench.prefill.needs import Needs
 
+_QUERIES_AT_ONCE = 128
+"""Queries whose weights are held at once where attention is summed or compared."""
+
 SHARE_OF_FREE = 0.9
 """Of the free memory that a run lets itself take: estimates are not exact, others run too."""
 
@@ -51,11 +54,18 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> int:
     kept += 4 * g.layers * tokens * scores
     moments = g.layers * g.query_heads * g.head_dim * (g.head_dim + 1)
     kept += 4 * moments * len(needs.query_statistics)
-    # The widest moment of a layer: the residual and its norm beside either q, k, v and the
-    # attention's output, or the gate, the up projection and their product.
-    attention = 2 * (g.query_heads + g.kv_heads) * g.head_dim
-    passing = tokens * (2 * config.hidden_size + max(attention, 3 * config.intermediate_size))
-    return int(kept + passing * element)
+    # The widest moment of a layer: the residual and its norm beside either q, k, v, the
+    # attention's output and the weights of a block of queries, or the gate, the up projection and
+    # their product.
+    attention = 2 * tokens * (g.query_heads + g.kv_heads) * g.head_dim * element
+    keys_weighed = 0
+    if needs.reconstructions:
+        keys_weighed = tokens + max(passes.chunk_tokens for passes in needs.reconstructions)
+    elif needs.column_sums:
+        keys_weighed = tokens
+    attention += 3 * 4 * _QUERIES_AT_ONCE * g.query_heads * keys_weighed
+    feed_forward = 3 * tokens * config.intermediate_size * element
+    return int(kept + 2 * tokens * config.hidden_size * element + max(attention, feed_forward))
 
 
 def decode_bytes(cache: Compressed, later_tokens: int, model: LoadedModel) -> int:
