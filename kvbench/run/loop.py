@@ -26,7 +26,9 @@ from kvbench.run.prepare import prompt_of, read_samples, split_prompt, stop_rule
 from kvbench.run.result import result_record, run_header
 from kvbench.run.sample import Limits, Outcome, Work, evaluate
 from kvbench.tasks.prompt import Prompt
-from kvbench.tasks.task import Sample
+from kvbench.tasks.task import Sample, Task
+
+_LONG_ANSWER = 256  # tokens
 
 MOST_ROWS = 16
 """Rows of a decode batch, unless the configuration says: a wider one gains little per token, and
@@ -125,12 +127,19 @@ def interleaved(tasks: Sequence[Sequence[Sample]]) -> list[Sample]:
     """Order samples so that every stretch holds each task in proportion to its size.
 
     The time left then settles early, a run cut short has something of every task, and shards cost
-    alike.
+    alike. Tasks with long answers run a little ahead, so that the batch is full while the last of
+    them are written.
     """
     placed = [
-        ((i + 0.5) / len(samples), samples[i]) for samples in tasks for i in range(len(samples))
+        ((i + 0.5) / len(samples) * _ahead(samples[i].task), samples[i])
+        for samples in tasks
+        for i in range(len(samples))
     ]
     return [sample for _, sample in sorted(placed, key=lambda pair: pair[0])]
+
+
+def _ahead(task: Task) -> float:
+    return 0.75 if task.max_new_tokens >= _LONG_ANSWER else 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
