@@ -37,6 +37,7 @@ NOW = 400
 KINDS = ("rows", "union", "rotated", "codebook", "no norms", "2 bits", "4 bits", "8 bits")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 @pytest.mark.parametrize("interpreted", [True, False] if torch.cuda.is_available() else [True])
 def test_every_case_passes(interpreted: bool) -> None:
