@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -100,7 +100,13 @@ def _reads_segment(segment: Segment) -> bool:
     else:
         return False
     rotary = _rotary(segment)
-    return held and (rotary is None or _turns_halves(rotary, dim))
+    return held and (rotary is None or _reads_table(rotary, dim))
+
+
+def _reads_table(rotary: Rotary, dim: int) -> bool:
+    """Whether the kernels serve a rotation."""
+    cos, sin = rotary.table.cos, rotary.table.sin
+    return _floats(cos, sin) and cos.stride() == sin.stride() and rotary.turns_halves(dim)
 
 
 def _floats(*tensors: Tensor) -> bool:
@@ -126,28 +132,6 @@ def _reads_book(book: Written) -> bool:
 def _reads_packed(packed: Packed) -> bool:
     """Whether the kernels serve codes and their steps."""
     return _floats(packed.steps, packed.least) and _along(packed.codes) and packed.bits in (2, 4, 8)
-
-
-_halves: WeakKeyDictionary[Callable[..., Tensor], dict[tuple[int, int], bool]] = WeakKeyDictionary()
-
-
-def _turns_halves(rotary: Rotary, dim: int) -> bool:
-    """Whether a rotation turns half against half of its channels, which is tried once."""
-    cos, sin = rotary.table.cos, rotary.table.sin
-    turned = cos.shape[-1]
-    if not _floats(cos, sin) or turned % 2 or turned > dim or cos.stride() != sin.stride():
-        return False
-    known = _halves.setdefault(rotary.function, {})
-    if (dim, turned) not in known:
-        rng = torch.Generator().manual_seed(0)
-        keys = torch.randn(1, 1, 3, dim, generator=rng)
-        of_halves = [torch.randn(1, 3, turned // 2, generator=rng) for _ in range(2)]
-        found = rotary.function(keys, *(x.repeat(1, 1, 2) for x in of_halves))
-        x, y = keys[..., : turned // 2], keys[..., turned // 2 : turned]
-        cos, sin = (part[:, None] for part in of_halves)
-        expected = torch.cat([x * cos - y * sin, y * cos + x * sin, keys[..., turned:]], -1)
-        known[dim, turned] = found.shape == expected.shape and torch.allclose(found, expected)
-    return known[dim, turned]
 
 
 _Numbers = tuple[int, ...]

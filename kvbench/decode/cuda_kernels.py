@@ -13,10 +13,9 @@ head, n rows held, D head dim.
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -379,7 +378,7 @@ def _readable(segment: Segment) -> bool:
     if rotary is not None:
         cos, sin = rotary.table.cos, rotary.table.sin
         alike = all(x.dtype == dtype and x.is_contiguous() for x in (cos, sin))
-        if not (alike and _rotates_halves(rotary.function, dim, cos.shape[1])):
+        if not (alike and rotary.turns_halves(dim)):
             return False
     if segment.members is not None and not _numbers(segment.members):
         return False
@@ -412,20 +411,6 @@ def _numbers(x: Tensor) -> bool:
         torch.uint16,
         torch.int32,
     )
-
-
-@functools.lru_cache(maxsize=64)
-def _rotates_halves(
-    function: Callable[[Tensor, Tensor, Tensor], Tensor], dim: int, turned: int
-) -> bool:
-    """Whether a rotation is Llama's over the first `turned` of `dim` channels; tried on numbers."""
-    rng = torch.Generator().manual_seed(0)
-    keys = torch.randn(1, 1, 3, dim, generator=rng)
-    cos, sin = torch.randn(2, 1, 3, turned, generator=rng)
-    first, second = keys[..., : turned // 2], keys[..., turned // 2 : turned]
-    halves = torch.cat([-second, first], -1)
-    expected = torch.cat([keys[..., :turned] * cos + halves * sin, keys[..., turned:]], -1)
-    return turned % 2 == 0 and torch.allclose(function(keys, cos, sin), expected, atol=1e-6)
 
 
 class _Shared(threading.local):

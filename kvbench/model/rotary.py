@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -81,6 +82,37 @@ class Rotary:
         at = positions.long()
         cos, sin = self.table.cos[at], self.table.sin[at]
         return self.function(keys.unsqueeze(1), cos, sin).squeeze(1)
+
+
+    def turns_halves(self, dim: int) -> bool:
+        """Whether it turns the first half of its channels against the second, as Llama's does.
+
+        Tried on numbers, once for each function.
+
+        Args:
+            dim: D; channels beyond the table's are left alone.
+        """
+        known = _halves.setdefault(self.function, {})
+        turned = self.table.cos.shape[-1]
+        if (dim, turned) not in known:
+            known[dim, turned] = _turns_halves(self.function, dim, turned)
+        return known[dim, turned]
+
+
+_halves: WeakKeyDictionary[Callable[..., Tensor], dict[tuple[int, int], bool]] = WeakKeyDictionary()
+
+
+def _turns_halves(function: Callable[..., Tensor], dim: int, turned: int) -> bool:
+    if turned % 2 or turned > dim:
+        return False
+    rng = torch.Generator().manual_seed(0)
+    keys = torch.randn(1, 1, 3, dim, generator=rng)
+    cos, sin = torch.randn(2, 1, 3, turned // 2, generator=rng).repeat(1, 1, 1, 2)
+    first, second = keys[..., : turned // 2], keys[..., turned // 2 : turned]
+    halves = torch.cat([-second, first], -1)
+    expected = torch.cat([keys[..., :turned] * cos + halves * sin, keys[..., turned:]], -1)
+    found = function(keys, cos, sin)
+    return found.shape == expected.shape and torch.allclose(found, expected, atol=1e-6)
 
 
 class RotaryTables:
