@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -111,11 +112,14 @@ def measured_speeds(
     for variant in variants:  # whatever is made once is made before memory is measured
         _round(model, variant, ids[:_SHORT], 2)
     memory = PeakMemory(model.device)
-    found = []
+    peaks = []
     for variant in variants:
         progress.sample(variant.label)
         progress.phase("warming up")
-        peak_bytes = memory.most(lambda v=variant: _round(model, v, ids, lengths.generate))  # type: ignore[misc]
+        peaks.append(memory.most(partial(_round, model, variant, ids, lengths.generate)))
+    found = []
+    for variant, peak_bytes in zip(variants, peaks, strict=True):
+        progress.sample(variant.label)
         rounds = []
         for number in range(1, lengths.repeats + 1):
             progress.phase(f"round {number} of {lengths.repeats}")
