@@ -13,8 +13,10 @@ from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget, keep_whole
 from kvbench.decode.batch import Batch
 from kvbench.decode.greedy import Stop, continuation_logits, decode
+from kvbench.methods.adakv import AdaKV
 from kvbench.methods.h2o import H2O
 from kvbench.methods.pyramidkv import PyramidKV
+from kvbench.methods.quantized import Quantized
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.methods.streamingllm import StreamingLLM
@@ -229,6 +231,39 @@ def test_batched_equals_alone_on_the_embedded_model(smollm2):
 
     together = texts(caches)
     assert [texts([c])[0] for c in caches] == together
+
+
+@pytest.mark.slow
+def test_every_reader_says_on_the_embedded_model_what_rebuilt_rows_say(smollm2):
+    text = "The harbour master kept a ledger of every ship. " * 20 + "What did the master keep?"
+    ids = smollm2.tokenizer(text, return_tensors="pt").input_ids[0]
+    needs = Needs(window=64, pre_rope_keys=True, column_sums=True)
+    prefill = capture(smollm2, ids, needs)
+    tried = [
+        SnapKV(window=8),
+        SnapKV(window=8, heads="query"),
+        AdaKV(),
+        SpindleKV(window=8, merge_every=6),
+        SpindleKV(window=8, heads="kv", scope="layer"),
+        Quantized(),
+        H2O(during_decode=True, heads="query"),
+        StreamingLLM(during_decode=True, positions="cache"),
+    ]
+    caches = [fit_budget(method, prefill, Budget(fraction=0.4)) for method in tried]
+    stop = Stop(NEVER, 24)
+    stored, rebuilt = (
+        decode(
+            smollm2,
+            list(caches),
+            len(ids),
+            stop,
+            first_logits=prefill.last_logits,
+            as_stored=as_stored,
+        )
+        for as_stored in (True, False)
+    )
+    assert [g.ids for g in stored] == [g.ids for g in rebuilt]
+    assert {g.reader.split(" (")[0] for g in stored} == {"rows", "union", "codebook", "quantized"}
 
 
 def _followers(tiny: LoadedModel, prefill: Prefill) -> tuple[list[Compressed], list[Compressed]]:
