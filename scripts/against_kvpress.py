@@ -83,7 +83,7 @@ def kvpress_side(folder: str, prompts: list[list[int]], new_tokens: int, sweep: 
     if not sweep:
         press, settings = PRESSES[ONE_METHOD]
         made = getattr(kvpress, press)(compression_ratio=1 - ONE_BUDGET, **settings)
-        generated(made, prompts[0][:64])
+        generated(made, prompts[0][:128])
         started = time.process_time()
         found = {str(i): generated(made, ids) for i, ids in enumerate(prompts)}
         return {"seconds": time.process_time() - started, "ids": found}
@@ -127,7 +127,7 @@ def kvbench_side(
 
     if not sweep:
         one = [v for v in variants if v.label == f"{ONE_METHOD}@{ONE_BUDGET}"]
-        outcomes(one, [prompts[0][:64]])
+        outcomes(one, [prompts[0][:128]])
         started = time.process_time()
         found = outcomes(one, prompts)
         return {"seconds": time.process_time() - started, "ids": found}
