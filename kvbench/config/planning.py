@@ -30,7 +30,7 @@ from kvbench.model.spec import ModelSpec
 from kvbench.plan.names import ANALYSES, BASELINE
 from kvbench.plan.plan import Plan
 from kvbench.plan.protocol import Protocol
-from kvbench.plan.settings import Lengths, LmEvalTasks
+from kvbench.plan.settings import Decoding, Lengths, LmEvalTasks
 from kvbench.plan.variant import Variant
 from kvbench.prefill.disk import PrefillFolder
 from kvbench.tasks.suite import Suite
@@ -56,10 +56,6 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         raise UserError(f"task._target_={plain['task'].get('_target_')} is not a kvbench Suite")
     protocol = _protocol(plain["protocol"], model, suite.first_token)
     check_whole_number("limit", plain["limit"], optional=True)
-    decoding = plain["decode"]
-    check_whole_number("decode.width", decoding["width"], optional=True)
-    if decoding["cache"] not in ("stored", "rows"):
-        raise UserError(f"decode.cache={decoding['cache']}: it is stored or rows")
     check_whole_number("shards", plain["shards"])
     check_whole_number("shard", plain["shard"], least=0)
     if plain["shard"] >= plain["shards"]:
@@ -87,8 +83,7 @@ def plan_from_config(config: DictConfig, overrides: Sequence[str]) -> Plan:
         variants=variants,
         limit=plain["limit"],
         out=Path(str(out)).expanduser(),
-        decode_width=decoding["width"],
-        decode_cache=decoding["cache"],
+        decode=built(Decoding, "decode", plain["decode"]),
         analysis=_analysis(plain["analysis"], plain["shards"]),
         memory_bytes=parsed_bytes("memory", plain["memory"]),
         shard=plain["shard"],

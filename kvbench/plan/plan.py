@@ -18,7 +18,7 @@ from kvbench.classifier.training import Training
 from kvbench.model.spec import ModelSpec, model_identity
 from kvbench.plan.keys import road_code, task_digest
 from kvbench.plan.protocol import Protocol
-from kvbench.plan.settings import Lengths, LmEvalTasks
+from kvbench.plan.settings import Decoding, Lengths, LmEvalTasks
 from kvbench.plan.variant import Variant
 from kvbench.prefill.disk import PrefillFolder
 from kvbench.tasks.suite import Suite
@@ -47,10 +47,8 @@ class Plan:
     """First records of each task; None: all."""
     out: Path
     """Folder of the records."""
-    decode_width: int | None
-    """Rows decoded together; None: as many as there are results, 16 at most."""
-    decode_cache: str
-    """What decoding reads: `stored`, or plain `rows` rebuilt of what is stored."""
+    decode: Decoding
+    """How answers are decoded."""
     analysis: str | None
     """What is measured instead of answers, one of `ANALYSES`; None: answers."""
     memory_bytes: int | None

@@ -1,10 +1,27 @@
-"""What a plan says of measurements that are no answers to samples."""
+"""What a plan says of decoding, and of measurements that are no answers to samples."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from kvbench.base.checks import check_whole_number
+from kvbench.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How answers are decoded."""
+
+    width: int | None
+    """Rows decoded together; None: as many as there are results, 16 at most."""
+    cache: str
+    """What is read: `stored`, or plain `rows` rebuilt of what is stored."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be done."""
+        check_whole_number("decode.width", self.width, optional=True)
+        if self.cache not in ("stored", "rows"):
+            raise UserError(f"decode.cache={self.cache}: it is stored or rows")
 
 
 @dataclass(frozen=True)

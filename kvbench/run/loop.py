@@ -72,9 +72,9 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
     header = run_header(plan, expected, data, str(model.device))
     take = capture if plan.prefill_cache is None else PrefillCache(plan.prefill_cache).capture
     limits = Limits(
-        width=plan.decode_width or min(MOST_ROWS, len(mine) * len(plan.variants)),
+        width=plan.decode.width or min(MOST_ROWS, len(mine) * len(plan.variants)),
         memory_bytes=plan.memory_bytes or bytes_to_take(model),
-        as_stored=plan.decode_cache == "stored",
+        as_stored=plan.decode.cache == "stored",
     )
     failed = 0
     with (

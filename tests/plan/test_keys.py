@@ -83,7 +83,8 @@ NOTHING: list[Edit] = [
 """How it is shown and scored changes no result."""
 
 OWN: list[Edit] = [
-    ("cache/codebook.py", replaced("BLOCK = ", "BLOCK = 1 * ")),
+    ("cache/codebook.py", replaced("best <= self.theta", "best < self.theta")),
+    ("cache/cover.py", replaced("BLOCK = ", "BLOCK = 1 * ")),
     ("cache/quantized.py", replaced("top = 2**bits - 1", "top = 2**bits - 2")),
     ("classifier/trained.py", replaced("ENDS = 256", "ENDS = 255")),
     ("methods/h2o.py", replaced("import dataclass", "import dataclass as _d, dataclass")),
@@ -104,7 +105,14 @@ EDITS: dict[str, tuple[Edit, set[str]]] = {
         ("decode/greedy.py", replaced("logits.argmax(-1)", "logits.argmin(-1)")),
         EVERY,
     ),
-    "the rows decoded from": (("decode/rows.py", replaced("copies > 1", "copies >= 1")), EVERY),
+    "the rows decoded from": (
+        ("decode/batch.py", replaced("_GROWS_BY = 16", "_GROWS_BY = 17")),
+        EVERY,
+    ),
+    "what is read of a store": (
+        ("cache/segments.py", replaced("return weights @ self.v", "return -weights @ self.v")),
+        EVERY,
+    ),
     "the prompt": (("tasks/prompt.py", replaced('f"[INST] {prompt', 'f"[INST]  {prompt')), EVERY),
     "a method that others wrap": (
         ("methods/snapkv.py", replaced("kernel: int = 7", "kernel: int = 7 + 0")),
