@@ -31,8 +31,8 @@ from kvbench.tasks.task import Sample, Task
 _LONG_ANSWER = 256  # tokens
 
 MOST_ROWS = 16
-"""Rows of a decode batch, unless the configuration says: a wider one gains little per token, and
-the last answers of a run leave it idle for longer."""
+"""Rows of a decode batch, unless the configuration says: in a wider one more rows are idle, and
+computed all the same, while the last answers of a run are written."""
 
 
 def execute(plan: Plan, progress: bool = True) -> Summary:

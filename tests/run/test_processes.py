@@ -148,7 +148,7 @@ def test_ctrl_c_finishes_the_sample_at_hand_and_the_same_words_go_on(tmp_path, s
 
 
 KILLS = 4
-"""Runs that are killed before one may finish; 30 were tried."""
+"""Runs that are killed before one may finish."""
 
 
 @pytest.mark.slow
