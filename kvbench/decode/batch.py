@@ -22,6 +22,7 @@ from torch import Tensor
 from kvbench.cache.segments import member_mask
 from kvbench.cache.store import Compressed, Lane, Store, Tail
 from kvbench.decode import cpu_kernels, cuda_kernels
+from kvbench.decode.cuda_kernels import sent
 from kvbench.decode.reading import Reading, TailRows, attend
 from kvbench.model.attention import AttentionRule
 from kvbench.model.hooks import RotaryRecorder
@@ -51,15 +52,44 @@ class _Fed:
 
 
 @dataclass
+class _Together:
+    """Layers of a row that lie on one device and are as long: their tails grow at once."""
+
+    most: int
+    """Tokens that may still be fed."""
+    absorbs: bool
+    tails: list[TailRows] = field(default_factory=list)
+    buffers: Tensor = field(default_factory=lambda: torch.empty(0, 2, 0, 0, 0))
+    """[layers, 2, G, room, D]: a tail each."""
+
+    def reserve(self, like: Tensor, tokens: int) -> bool:
+        """Make room for more tokens with rows `like` [.., G, t, D]; whether the tails moved."""
+        count = max(tail.count for tail in self.tails)
+        room = self.buffers.shape[3]
+        if count + tokens <= room:
+            return False
+        grown = max(count + tokens, room + max(_GROWS_BY, room // 4))
+        if not self.absorbs:
+            grown = max(count + tokens, min(grown, count + self.most))
+        buffers = like.new_empty(len(self.tails), 2, like.shape[-3], grown, like.shape[-1])
+        if count:
+            buffers[..., :count, :] = self.buffers[..., :count, :]
+        self.buffers = buffers
+        for tail, buffer in zip(self.tails, buffers, strict=True):
+            tail.buffer = buffer
+        return True
+
+
+@dataclass
 class _Layer:
     """What one row holds of one layer."""
 
     lanes: tuple[Lane, ...]
     absorbing: Store | None
     """The store, where it absorbs its tail; reading the others takes their lanes alone."""
-    most: int
-    """Tokens that may still be fed."""
-    tail: TailRows = field(default_factory=lambda: TailRows(torch.empty(2, 0, 0, 0)))
+    together: _Together
+    """The layers whose tails lie with this one's."""
+    tail: TailRows
     fed: list[_Fed] = field(default_factory=list)
     """The tail's tokens, where they will be absorbed."""
     received: list[Tensor] | None = None
@@ -71,21 +101,6 @@ class _Layer:
     """Whether a kernel reads all of it, once asked for."""
     by: str = "torch"
     """What reads it, token by token."""
-
-    def reserve(self, like: Tensor, tokens: int) -> bool:
-        """Make room for more tokens with rows `like` [.., G, t, D]; whether the buffer moved."""
-        count = self.tail.count
-        room = self.tail.buffer.shape[2]
-        if count + tokens <= room:
-            return False
-        grown = max(count + tokens, room + max(_GROWS_BY, room // 4))
-        if self.absorbing is None:
-            grown = max(count + tokens, min(grown, count + self.most))
-        buffer = like.new_empty(2, like.shape[-3], grown, like.shape[-1])
-        if count:
-            buffer[:, :, :count] = self.tail.buffer[:, :, :count]
-        self.tail.buffer = buffer
-        return True
 
     def readings(self, row: int, query_heads: int, group: int) -> list[Reading]:
         """Who reads each lane, the same objects until a store absorbs; heads share evenly.
@@ -111,7 +126,7 @@ class _Layer:
     @property
     def parts(self) -> tuple[object, ...]:
         """Everything held."""
-        return self.lanes, self.absorbing, self.tail, self.fed, self.received
+        return self.lanes, self.absorbing, self.together.buffers, self.fed, self.received
 
 
 @dataclass
@@ -122,6 +137,8 @@ class _Flat:
     """A FlatLaunch; None where the kernel reads none of the rows."""
     plain: tuple[int, ...]
     """Rows that the kernel cannot read."""
+    moved: bool = False
+    """Whether tails lie elsewhere than the launch knows."""
 
 
 class Batch:
@@ -143,7 +160,9 @@ class Batch:
         self._counts: dict[torch.device, Tensor] = {}
         self._steps: dict[torch.device, tuple[tuple[int, ...], Tensor]] = {}
         self._fed: Sequence[int] = ()
-        self._at = torch.empty(0)
+        self._starts: Sequence[int] | None = None
+        self._at: dict[torch.device, Tensor] = {}
+        self._tokens = 0
         self._pending: list[tuple[_Layer, _Fed]] = []
         self._attention: list[tuple[_Layer, list[Tensor]]] = []
 
@@ -155,10 +174,17 @@ class Batch:
             cache: what it reads.
             tokens: fed and generated at most.
         """
-        self._rows[row] = [
-            _Layer(self._lanes(store), store if store.absorb_every else None, tokens)
-            for store in cache.layers
-        ]
+        together: dict[tuple[torch.device, int], _Together] = {}
+        held = []
+        for store in cache.layers:
+            lanes = self._lanes(store)
+            key = lanes[0][0].positions.device, store.absorb_every
+            mine = together.setdefault(key, _Together(tokens, bool(store.absorb_every)))
+            most = store.absorb_every or tokens
+            mine.tails.append(TailRows(torch.empty(2, 0, 0, 0, device=key[0]), most=most))
+            absorbing = store if store.absorb_every else None
+            held.append(_Layer(lanes, absorbing, mine, mine.tails[-1]))
+        self._rows[row] = held
         self._pre_rope[row] = any(s.tail_needs_pre_rope for s in cache.layers if s.absorb_every)
         self._forget(range(len(self._flat)))
 
@@ -167,14 +193,16 @@ class Batch:
         self._rows[row], self._pre_rope[row] = None, False
         self._forget(range(len(self._flat)))
 
-    def begin(self, rows: Sequence[int], at: Tensor) -> None:
+    def begin(self, rows: Sequence[int], at: Tensor, starts: Sequence[int] | None = None) -> None:
         """Take which rows are about to be fed, and the positions [B, t] of their tokens.
 
         Args:
             rows: one row, whose forward has one sequence; or any rows of a forward of all V.
             at: int64; of rows that are not fed anything will do.
+            starts: the first position of each row, where the host knows it without asking.
         """
-        self._fed, self._at = rows, at
+        self._fed, self._starts, self._at = rows, starts, {at.device: at}
+        self._tokens = at.shape[1]
         self._pending, self._attention = [], []
 
     @property
@@ -195,12 +223,14 @@ class Batch:
         Nothing counts as held before `finish`, so a forward that failed can be repeated.
         """
         taken = self.recorder.take() if self.recorder is not None else None
-        at = self._at.to(q.device)
+        at = self._at_on(q.device)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         whole = q.shape[0] == len(self._rows)
         held = {row: self._held(row)[layer] for row in self._fed}
-        if any([mine.reserve(k, q.shape[2]) for mine in held.values()]):
-            self._flat[layer] = None
+        if any([mine.together.reserve(k, q.shape[2]) for mine in held.values()]):
+            for known in self._flat:
+                if known is not None:
+                    known.moved = True
         plain: Sequence[int] = self._fed
         if whole and q.shape[2] == 1:
             flat = self._flat_of(layer, q, k)
@@ -208,7 +238,8 @@ class Batch:
             if flat.launch is None:
                 out.zero_()
             else:
-                flat.launch.attend(q, k, v, at[:, 0], self._counts[q.device][layer], rule, out)
+                counts = self._counts_on(q.device)[layer]
+                flat.launch.attend(q, k, v, at[:, 0], counts, rule, out)
         else:
             out.zero_()
         for row in plain:
@@ -217,33 +248,35 @@ class Batch:
                 out[index] = self._attend_plainly(row, held[row], q[index], k, v, at, index, rule)
             except Exception as error:
                 raise RowError(row) from error
-        for row, mine in held.items():
+        for i, (row, mine) in enumerate(held.items()):
             if mine.absorbing is not None:
                 index = row if whole else 0
-                self._pending.append((mine, _fed(mine.absorbing, at, taken, index)))
+                start = None if self._starts is None else self._starts[i]
+                self._pending.append((mine, _fed(mine.absorbing, at[index], start, taken, index)))
         return out
 
     def finish(self) -> dict[int, Exception]:
         """Count what was fed as held and let full tails be absorbed; rows that failed, and why."""
-        tokens = self._at.shape[1]
+        tokens = self._tokens
         for mine, fed in self._pending:
             mine.fed.append(fed)
         for mine, weights in self._attention:
             mine.received = _added(mine.received, weights)
         self._pending, self._attention = [], []
+        for device, counts in self._counts.items():
+            counts += self.is_fed(device) * tokens
         failed: dict[int, Exception] = {}
         for row in self._fed:
+            for together in {id(m.together): m.together for m in self._held(row)}.values():
+                together.most -= tokens
             for layer, mine in enumerate(self._held(row)):
                 mine.tail.count += tokens
-                mine.most -= tokens
                 if mine.is_full and row not in failed:
                     try:
                         self._absorb(mine)
                     except Exception as error:
                         failed[row] = error
                     self._forget([layer])
-        for device, counts in self._counts.items():
-            counts += self._step_of(device) * tokens
         return failed
 
     def next_position(self, row: int) -> int | None:
@@ -293,6 +326,7 @@ class Batch:
 
     def _forget(self, layers: Sequence[int]) -> None:
         """What these layers hold has changed."""
+        self._counts.clear()
         for layer in layers:
             self._flat[layer] = None
 
@@ -300,6 +334,9 @@ class Batch:
         """How a layer is read, found anew where what is held has changed."""
         found = self._flat[layer]
         if found is not None:
+            if found.moved and found.launch is not None:
+                found.launch.follow_tails()
+            found.moved = False
             return found
         group = q.shape[1] // k.shape[1]
         kernels = _kernels(q.device)
@@ -325,20 +362,34 @@ class Batch:
         if readings:
             assert kernels is not None
             launch = kernels.FlatLaunch(readings)
-        if q.device not in self._counts:
-            self._counts[q.device] = q.new_zeros(len(self._flat), len(self._rows), dtype=torch.long)
-        counts = [0 if held is None else held[layer].tail.count for held in self._rows]
-        self._counts[q.device][layer] = torch.tensor(counts, device=q.device)
         found = self._flat[layer] = _Flat(launch, tuple(plain))
         return found
 
-    def _step_of(self, device: torch.device) -> Tensor:
-        """[V] 1 for each row that is fed, kept on the device until other rows are fed."""
+    def is_fed(self, device: torch.device) -> Tensor:
+        """[V] 1 for each row that was fed last, kept on the device until other rows are fed."""
         fed = tuple(self._fed)
         if device not in self._steps or self._steps[device][0] != fed:
             ones = [int(row in fed) for row in range(len(self._rows))]
-            self._steps[device] = fed, torch.tensor(ones, device=device)
+            self._steps[device] = fed, sent(torch.tensor(ones), device)
         return self._steps[device][1]
+
+    def _at_on(self, device: torch.device) -> Tensor:
+        """The positions [B, t] on a layer's device."""
+        if device not in self._at:
+            (at, *_) = self._at.values()
+            self._at[device] = at.to(device)
+        return self._at[device]
+
+    def _counts_on(self, device: torch.device) -> Tensor:
+        """[L, V] tokens that each tail holds, counted on the device while the same rows go on."""
+        if device not in self._counts:
+            layers = range(len(self._flat))
+            counts = [
+                [0] * len(layers) if held is None else [mine.tail.count for mine in held]
+                for held in self._rows
+            ]
+            self._counts[device] = sent(torch.tensor(counts).T.contiguous(), device)
+        return self._counts[device]
 
     def _attend_plainly(
         self,
@@ -421,16 +472,29 @@ def _kernels(device: torch.device) -> ModuleType | None:
 
 
 def _fed(
-    store: Store, at: Tensor, taken: tuple[Tensor, Tensor, Tensor] | None, index: int
+    store: Store,
+    at: Tensor,
+    start: int | None,
+    taken: tuple[Tensor, Tensor, Tensor] | None,
+    index: int,
 ) -> _Fed:
-    """What a store will absorb of the tokens just fed, copied out of the batch's tensors."""
+    """What a store will absorb of the tokens just fed, copied out of the batch's tensors.
+
+    Args:
+        store: absorbs.
+        at: [t] positions.
+        start: the first of them, where it is known.
+        taken: keys before RoPE and their tables.
+        index: of the row in these.
+    """
     if taken is None or not store.tail_needs_pre_rope:
-        return _Fed(at[index], None)
+        return _Fed(at, None)
     k_pre, cos, sin = taken
     if store.rotates_with is not None:
         angles = index if cos.shape[0] > 1 else 0
-        store.rotates_with.table.cover(int(at[index, 0]), cos[angles], sin[angles])
-    return _Fed(at[index], k_pre[index].clone())
+        first = int(at[0]) if start is None else start
+        store.rotates_with.table.cover(first, cos[angles], sin[angles])
+    return _Fed(at, k_pre[index].clone())
 
 
 def _added(received: list[Tensor] | None, weights: list[Tensor]) -> list[Tensor]:

@@ -205,8 +205,8 @@ _known: WeakKeyDictionary[Reading, _Listing] = WeakKeyDictionary()
 class FlatLaunch:
     """The jobs of one layer, to be run once for each token: who reads what, and where it lies.
 
-    It holds addresses: build it anew when a row joins, leaves or absorbs its tail, or a tail's
-    buffer moves. What it reads it keeps alive.
+    It holds addresses: build it anew when a row joins, leaves or absorbs its tail, and let it
+    follow tails whose buffers move. What it reads it keeps alive.
     """
 
     def __init__(self, readings: Sequence[Reading]) -> None:
@@ -219,7 +219,15 @@ class FlatLaunch:
         from kvbench.decode import numba_kernels as kernels
 
         self._append = kernels.append
+        self._readings = readings
         self._rows = len({reading.row for reading in readings})
+        self.follow_tails()
+
+    def follow_tails(self) -> None:
+        """List the jobs, anew for tails whose buffers have moved."""
+        from kvbench.decode import numba_kernels as kernels
+
+        readings = self._readings
         by_kernel: dict[tuple[int, int, int, int, int], list[_Listing]] = {}
         for reading in readings:
             listing = _known.get(reading)

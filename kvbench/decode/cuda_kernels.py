@@ -31,6 +31,8 @@ from kvbench.decode.reading import Reading
 from kvbench.model.attention import AttentionRule
 from kvbench.model.rotary import Rotary
 
+NAME = "triton"
+
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -65,7 +67,8 @@ class _SegmentRow(NamedTuple):
     """One head of a segment as the kernel reads it: addresses in bytes, 0 where there is nothing.
 
     `refs` and `norms` are those of books; of quantized rows, `refs` are steps and `norms` least
-    values. A size is that of one number in bytes, 0 where there is none.
+    values. A size is that of one number in bytes, 0 where there is none. A tail's addresses stand
+    in a table of their own, since its buffer moves; its `keys` say which KV head is read.
     """
 
     kind: int
@@ -115,30 +118,32 @@ def reads(lane: Lane, group: int) -> bool:
     return all(_readable(segment) for segment in lane)
 
 
+def sent(made: Tensor, device: torch.device) -> Tensor:
+    """What the host made, on a device; a GPU copies it when its turn comes, nobody waits."""
+    return made if device.type == "cpu" else made.pin_memory().to(device, non_blocking=True)
+
+
 class FlatLaunch:
-    """How one layer of all rows is read, until a row joins, leaves, absorbs or its tail moves."""
+    """How one layer of all rows is read, until a row joins, leaves or absorbs."""
 
     def __init__(self, readings: Sequence[Reading]) -> None:
         """Say where everything lies.
 
         Args:
             readings: of one layer, at least one: every lane of each row that is read, each of which
-                `reads` accepts. A tail is read and written to the end of its buffer.
+                `reads` accepts.
         """
         segments: list[_SegmentRow] = []
         pieces: list[tuple[int, int, int, int]] = []
         (form,) = {_form(r.lane[0]) for r in readings}
-        assert form is not None and all(r.tail.buffer.is_contiguous() for r in readings)
+        assert form is not None
         self._dim, self._dtype = form
         width = 1 + max(r.row for r in readings)
         queries = max(r.first_query + _extent(r.lane[0])[0] * r.readers for r in readings)
-        tails = np.zeros((width, 4), np.int64)
         heads = np.zeros((width, queries, 4), np.int64)
         slots = 0
         for reading in readings:
-            buffer, c = reading.tail.buffer, reading.readers
-            if buffer.numel():
-                tails[reading.row, :3] = _at(buffer[0]), _at(buffer[1]), buffer.shape[2]
+            c = reading.readers
             of_segments = [_rows_of(segment, reading) for segment in reading.lane]
             of_segments.append(_tail_rows(reading))
             for head in range(_extent(reading.lane[0])[0]):
@@ -150,10 +155,10 @@ class FlatLaunch:
                     segments.append(segment)
                 read = (slots - slot) // c
                 heads[reading.row, first : first + c, :3] = [(slot + i, read, c) for i in range(c)]
-        parts = [np.array(x, np.int64) for x in (segments, pieces)] + [heads, tails]
-        device = readings[0].lane[0].positions.device
-        flat = torch.from_numpy(np.concatenate([part.ravel() for part in parts])).to(device)
-        self._segments, self._pieces, self._heads, self._tails = (
+        parts = [np.array(x, np.int64) for x in (segments, pieces)] + [heads]
+        self._device = readings[0].tail.buffer.device
+        flat = sent(torch.from_numpy(np.concatenate([p.ravel() for p in parts])), self._device)
+        self._segments, self._pieces, self._heads = (
             table.view(-1, part.shape[-1])
             for table, part in zip(torch.split(flat, [p.size for p in parts]), parts, strict=True)
         )
@@ -167,12 +172,25 @@ class FlatLaunch:
         self._turned = max(turned, default=0)
         # What the tables point to. A rotary table that grows lies elsewhere from then on.
         self._held = (
-            [(reading.lane, reading.tail.buffer) for reading in readings],
+            [reading.lane for reading in readings],
             [(table.cos, table.sin) for table in tables],
         )
+        self._readings = {reading.row: reading for reading in readings}
+        self._width = width
+        self.follow_tails()
         # Slots of sums, then their largest logits, then their total weights.
         self._slots = -(-slots // 16) * 16
-        self._scratch = _scratch(self._slots * (self._dim + 2), device)
+        self._scratch = _scratch(self._slots * (self._dim + 2), self._device)
+
+    def follow_tails(self) -> None:
+        """Say where the tails' buffers lie now that some have moved."""
+        tails = np.zeros((self._width, 4), np.int64)
+        self._buffers = [reading.tail.buffer for reading in self._readings.values()]
+        for row, buffer in zip(self._readings, self._buffers, strict=True):
+            assert buffer.is_contiguous()
+            if buffer.numel():
+                tails[row, :3] = _at(buffer[0]), _at(buffer[1]), buffer.shape[2]
+        self._tails = sent(torch.from_numpy(tails), self._device)
 
     def attend(
         self,
@@ -220,6 +238,7 @@ class FlatLaunch:
             )
             _read[(len(self._pieces),)](
                 *(q, q.stride(0), q.stride(1), at, counts, self._pieces, self._segments),
+                self._tails,
                 *(self._scratch, most, total),
                 *(rule.scaling, rule.softcap or 0.0, rule.sliding_window or 0),
                 DIM=dim,
@@ -330,16 +349,13 @@ def _code_fields(segment: QuantizedRows, head: int) -> dict[str, int]:
 
 
 def _tail_rows(reading: Reading) -> list[_SegmentRow]:
-    """The tail as each head of the lane reads it: as long as its buffer, held or not."""
-    buffer, c = reading.tail.buffer, reading.readers
-    if not buffer.numel():
-        return []
+    """The tail as each head of the lane reads it: as long as it may become, held or not."""
+    tail, c = reading.tail, reading.readers
+    most = max(tail.most, tail.buffer.shape[2])
     of_heads = []
-    for place in range(_extent(reading.lane[0])[0]):
+    for place in range(_extent(reading.lane[0])[0] if most else 0):
         query = reading.first_query + place * c
-        head = query // reading.group * buffer.stride(1)
-        k, v = _at(buffer, head), _at(buffer, head + buffer.stride(0))
-        of_heads.append(_SegmentRow(_TAIL, reading.row, query, c, buffer.shape[2], k, v))
+        of_heads.append(_SegmentRow(_TAIL, reading.row, query, c, most, query // reading.group, 0))
     return of_heads
 
 
@@ -581,6 +597,7 @@ if not TYPE_CHECKING and _DEFINED:
         counts,
         pieces,
         segments,
+        tails,
         sums,
         mosts,
         totals,
@@ -621,6 +638,11 @@ if not TYPE_CHECKING and _DEFINED:
         last = tl.where(kind == _IS_TAIL, tl.minimum(last, count + 1), last)
         pointer = tl.pointer_type(NUMBER)
         keys, values = tl.load(segment + _KEYS), tl.load(segment + _VALUES)
+        if kind == _IS_TAIL:
+            tail = tails + row * 4
+            head_bytes = tl.load(tail + 2) * DIM * (NUMBER.primitive_bitwidth // 8)
+            values = tl.load(tail + 1) + keys * head_bytes
+            keys = tl.load(tail) + keys * head_bytes
 
         c = tl.arange(0, READERS)
         d = tl.arange(0, BLOCK_DIM)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from kvbench.cache.store import Compressed
 from kvbench.decode.batch import Batch, RowError
+from kvbench.decode.cuda_kernels import sent
 from kvbench.model.hooks import recording_pre_rope
 from kvbench.model.loading import LoadedModel
 
@@ -74,6 +75,20 @@ class _Row:
     most_bytes: int = 0
     seconds: float = 0.0
 
+    @property
+    def may_not_stop(self) -> bool:
+        """Whether too little is written yet to end it."""
+        return len(self.written) < self.stop.min_new_tokens
+
+
+@dataclass(frozen=True)
+class _Next:
+    """What the next forward is fed, on the model's device: ids and positions [V, 1] of rows."""
+
+    rows: tuple[int, ...]
+    ids: Tensor
+    at: Tensor
+
 
 @dataclass(frozen=True)
 class Ended:
@@ -102,6 +117,8 @@ class Decoder:
         self._rows: list[_Row | None] = [None] * width
         self._ended: list[Ended] = []
         self._added = 0
+        self._next: _Next | None = None
+        self._forbidden: tuple[tuple[int, ...], Tensor, Tensor] = ((), *torch.empty(2, 0).long())
 
     @property
     def free(self) -> int:
@@ -157,7 +174,7 @@ class Decoder:
                     self._feed_alone(row, feed)
                 else:
                     assert first_logits is not None
-                    self._choose([row], first_logits[None].float())
+                    self._take(row, int(self._chosen([row], first_logits[None].float())[0]))
         except Exception as error:
             self._fail(row, error)
         return self._added
@@ -186,34 +203,49 @@ class Decoder:
     def _step(self, rows: Sequence[int]) -> None:
         """One forward of all V rows, of which some are fed."""
         started = time.perf_counter()
-        ids, at = (torch.zeros(len(self._rows), 1, dtype=torch.long) for _ in range(2))
-        for row in rows:
-            ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position
-        logits, failed = self._forward(rows, ids, at)
+        fed = self._next
+        if fed is None or fed.rows != tuple(rows):
+            ids, at = (torch.zeros(len(self._rows), 1, dtype=torch.long) for _ in range(2))
+            for row in rows:
+                ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position
+            device = self._model.device
+            fed = _Next(tuple(rows), sent(ids, device), sent(at, device))
+        self._next = None
+        logits, failed = self._forward(rows, fed.ids, fed.at)
+        chosen = self._chosen(rows, logits[:, -1])
+        tokens = chosen.tolist()
         seconds = (time.perf_counter() - started) / len(rows)
         for row in rows:
             self._mine(row).seconds += seconds
         for row, error in failed.items():
             self._fail(row, error)
         going_on = [row for row in rows if row not in failed]
-        self._choose(going_on, logits[:, -1][going_on])
+        for row in going_on:
+            self._take(row, tokens[row])
+        if all(self._rows[row] and self._batch.next_position(row) is None for row in rows):
+            # Idle rows stay at token 0 of position 0.
+            is_fed = self._batch.is_fed(fed.ids.device)[:, None]
+            ids = chosen.to(fed.ids.device)[:, None] * is_fed
+            self._next = _Next(fed.rows, ids, fed.at + is_fed)
 
     def _feed_alone(self, row: int, feed: Sequence[int]) -> None:
         """Feed a row several tokens, so that they cost what their number says at any width."""
         started = time.perf_counter()
-        ids = torch.tensor([list(feed)])
-        at = torch.arange(ids.shape[1])[None] + self._mine(row).position
+        device = self._model.device
+        ids = sent(torch.tensor([list(feed)]), device)
+        at = torch.arange(len(feed), device=device)[None] + self._mine(row).position
         logits, failed = self._forward([row], ids, at)
         self._mine(row).seconds += time.perf_counter() - started
         for error in failed.values():
             raise error
-        self._choose([row], logits[:, -1])
+        self._take(row, int(self._chosen([row], logits[:, -1])[0]))
 
     def _forward(
         self, rows: Sequence[int], ids: Tensor, at: Tensor
     ) -> tuple[Tensor, dict[int, Exception]]:
         """Logits [B, 1, vocabulary] of the last of ids [B, t] at positions; rows that failed."""
-        logits = forward(self._model, self._batch, rows, ids, at, logits_to_keep=1)
+        starts = [self._mine(row).position for row in rows]
+        logits = forward(self._model, self._batch, rows, ids, at, starts, logits_to_keep=1)
         failed = self._batch.finish()
         for row in rows:
             anew = self._batch.next_position(row)
@@ -221,27 +253,35 @@ class Decoder:
             mine.position = mine.position + ids.shape[1] if anew is None else anew
         return logits, failed
 
-    def _choose(self, rows: Sequence[int], logits: Tensor) -> None:
-        """Take each row's most likely token of logits [rows, vocabulary]; rows that stop leave."""
-        early = [
-            i
-            for i, row in enumerate(rows)
-            if len(self._mine(row).written) < self._mine(row).stop.min_new_tokens
-        ]
-        for i in early:
-            stops = list(self._mine(rows[i]).stop.ids)
-            logits[i, torch.tensor(stops, dtype=torch.long, device=logits.device)] = -torch.inf
-        for row, token in zip(rows, logits.argmax(-1).tolist(), strict=True):
-            mine = self._mine(row)
-            if mine.stop.stops_at(token, mine.written):
-                self._end(row, stopped=True)
-                continue
-            mine.written.append(token)
-            mine.next_token = token
-            if mine.stop.ends is not None and mine.stop.ends(mine.written):
-                self._end(row, stopped=True)
-            elif len(mine.written) >= mine.stop.max_new_tokens:
-                self._end(row, stopped=False)
+    def _chosen(self, rows: Sequence[int], logits: Tensor) -> Tensor:
+        """[B] the most likely token of logits [B, vocabulary], of one row or of all V."""
+        alone = len(logits) < len(self._rows)
+        early = [row for row in rows if self._mine(row).may_not_stop]
+        if early:
+            key = tuple(self._mine(row).ticket for row in early)
+            if self._forbidden[0] != key:
+                pairs = [
+                    (0 if alone else row, stop)
+                    for row in early
+                    for stop in self._mine(row).stop.ids
+                ]
+                where = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T.contiguous()
+                self._forbidden = key, *sent(where, logits.device)
+            logits[self._forbidden[1], self._forbidden[2]] = -torch.inf
+        return logits.argmax(-1)
+
+    def _take(self, row: int, token: int) -> None:
+        """Write the token that a row generated; a row that stops leaves."""
+        mine = self._mine(row)
+        if mine.stop.stops_at(token, mine.written):
+            self._end(row, stopped=True)
+            return
+        mine.written.append(token)
+        mine.next_token = token
+        if mine.stop.ends is not None and mine.stop.ends(mine.written):
+            self._end(row, stopped=True)
+        elif len(mine.written) >= mine.stop.max_new_tokens:
+            self._end(row, stopped=False)
 
     def _end(self, row: int, *, stopped: bool) -> None:
         mine = self._mine(row)
@@ -278,6 +318,7 @@ def forward(
     rows: Sequence[int],
     ids: Tensor,
     at: Tensor,
+    starts: Sequence[int],
     *,
     logits_to_keep: int,
 ) -> Tensor:
@@ -289,15 +330,16 @@ def forward(
         rows: one, with B = 1, or any of B = V.
         ids: int64.
         at: int64.
+        starts: the first position of each of the rows.
         logits_to_keep: of the last so many tokens; 0: of all.
     """
     recording = recording_pre_rope(model.network) if batch.reads_pre_rope else nullcontext()
     with recording as recorder:
         batch.recorder = recorder
-        batch.begin(rows, at.to(model.device))
+        batch.begin(rows, at, starts)
         output = model.network(
-            input_ids=ids.to(model.device),
-            position_ids=at.to(model.device),
+            input_ids=ids,
+            position_ids=at,
             past_key_values=None,
             use_cache=False,
             logits_to_keep=logits_to_keep,
@@ -387,7 +429,10 @@ def continuation_logits(
         found = []
         for part in parts:
             positions = at + torch.arange(part.shape[1])
-            found.append(forward(model, batch, rows, part, positions, logits_to_keep=0))
+            starts = at[:, 0].tolist()
+            ids, positions = (sent(x.contiguous(), model.device) for x in (part, positions))
+            logits = forward(model, batch, rows, ids, positions, starts, logits_to_keep=0)
+            found.append(logits)
             for error in batch.finish().values():
                 raise error
             at = at + part.shape[1]

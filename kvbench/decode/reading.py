@@ -26,6 +26,8 @@ class TailRows:
     """[2, G, most, D] keys and values; what lies behind `count` is head-room."""
     count: int = 0
     """Tokens held."""
+    most: int = 0
+    """Tokens it may come to hold, in a larger buffer by then; 0: as many as this one takes."""
 
     @property
     def k(self) -> Tensor:
