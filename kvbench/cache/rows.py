@@ -165,7 +165,9 @@ def store_band(band: Band, kv_heads: int, *, union: bool, reads_positions: bool)
     if not union or heads == kv_heads:
         return RowStore((band,), reads_positions)
     groups, places = [], []
-    for of_head in torch.arange(heads).reshape(kv_heads, -1):
+    readers = heads // kv_heads
+    for first in range(0, heads, readers):
+        of_head = slice(first, first + readers)
         positions, where, _ = union_of_rows(band.positions[of_head])
         k, v = (x.new_empty(len(positions), dim) for x in (band.k, band.v))
         k[where], v[where] = band.k[of_head], band.v[of_head]

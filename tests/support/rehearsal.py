@@ -22,8 +22,10 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
 from kvbench.decode import cuda_kernels
 from kvbench.model.loading import LoadedModel
+from support.paths import ROOT
 
 CPU = torch.device("cpu")
+_OURS = tuple(str(ROOT / folder) for folder in ("kvbench", "methods"))
 _WAITS = {
     "_local_scalar_dense",
     "equal",
@@ -126,6 +128,9 @@ class Rehearsal(TorchDispatchMode):
             Tensor.untyped_storage: lambda x: x.inner.untyped_storage(),
             Tensor.data_ptr: lambda x: x.inner.data_ptr(),
             Tensor.contiguous: torch.ops.aten.contiguous,
+            Tensor.__invert__: torch.ops.aten.bitwise_not,
+            Tensor.nonzero: torch.ops.aten.nonzero,
+            torch.nonzero: torch.ops.aten.nonzero,
             Tensor.tolist: self._told("tolist"),
             Tensor.item: self._told("item"),
             Tensor.__int__: self._told("__int__"),
@@ -168,10 +173,10 @@ class Rehearsal(TorchDispatchMode):
         self.by_name[f"{kind} {name}"] += 1
         if kind != "launches":
             frame: Any = sys._getframe(1)
-            while frame is not None and "/kvbench/" not in frame.f_code.co_filename:
+            while frame is not None and not frame.f_code.co_filename.startswith(_OURS):
                 frame = frame.f_back
             if frame is not None:
-                file = frame.f_code.co_filename.rsplit("/kvbench/", 1)[1]
+                file = frame.f_code.co_filename[len(str(ROOT)) + 1 :]
                 self.where[f"{kind} {name} {file}:{frame.f_lineno}"] += 1
 
     def __torch_dispatch__(
@@ -370,8 +375,12 @@ def _numbered(device: torch.device) -> torch.device:
 
 @contextmanager
 def rehearsing() -> Iterator[Rehearsal]:
-    """CUDA as far as Python asks for it, and a `Rehearsal` entered."""
+    """CUDA as far as Python asks for it, and a `Rehearsal` entered.
+
+    All of it under inference mode, of whose tensors wrappers can't leave it.
+    """
     with ExitStack() as stack:
+        stack.enter_context(torch.inference_mode())
         for name in ("_lazy_init", "synchronize", "empty_cache", "set_device"):
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda *_: None))
         for name in ("_exchange_device", "_maybe_exchange_device"):
