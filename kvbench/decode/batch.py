@@ -56,8 +56,9 @@ class _Together:
     """Layers of a row that lie on one device and are as long: their tails grow at once."""
 
     most: int
-    """Tokens that may still be fed."""
-    absorbs: bool
+    """Tokens that a tail comes to hold, those fed at once aside."""
+    whole: bool
+    """Whether room is made once, for all tokens."""
     tails: list[TailRows] = field(default_factory=list)
     buffers: Tensor = field(default_factory=lambda: torch.empty(0, 2, 0, 0, 0))
     """[layers, 2, G, room, D]: a tail each."""
@@ -68,9 +69,8 @@ class _Together:
         room = self.buffers.shape[3]
         if count + tokens <= room:
             return False
-        grown = max(count + tokens, room + max(_GROWS_BY, room // 4))
-        if not self.absorbs:
-            grown = max(count + tokens, min(grown, count + self.most))
+        grown = self.most if self.whole else min(self.most, room + max(_GROWS_BY, room // 4))
+        grown = max(count + tokens, grown)
         buffers = like.new_empty(len(self.tails), 2, like.shape[-3], grown, like.shape[-1])
         if count:
             buffers[..., :count, :] = self.buffers[..., :count, :]
@@ -144,16 +144,20 @@ class _Flat:
 class Batch:
     """What the V rows of a batch hold while they decode; serves their attention."""
 
-    def __init__(self, width: int, layers: int, *, as_stored: bool = True) -> None:
+    def __init__(
+        self, width: int, layers: int, *, as_stored: bool = True, stays: bool = False
+    ) -> None:
         """Begin without rows.
 
         Args:
             width: V.
             layers: L.
             as_stored: read stores as they are; else rebuild plain rows of them.
+            stays: hold every row where it lies from its first token on, for `RecordedStep`.
         """
         self.recorder: RotaryRecorder | None = None
         self._as_stored = as_stored
+        self._stays = stays
         self._rows: list[list[_Layer] | None] = [None] * width
         self._pre_rope = [False] * width
         self._flat: list[_Flat | None] = [None] * layers
@@ -178,9 +182,9 @@ class Batch:
         held = []
         for store in cache.layers:
             lanes = self._lanes(store)
-            key = lanes[0][0].positions.device, store.absorb_every
-            mine = together.setdefault(key, _Together(tokens, bool(store.absorb_every)))
             most = store.absorb_every or tokens
+            key = lanes[0][0].positions.device, most
+            mine = together.setdefault(key, _Together(most, self._stays))
             mine.tails.append(TailRows(torch.empty(2, 0, 0, 0, device=key[0]), most=most))
             absorbing = store if store.absorb_every else None
             held.append(_Layer(lanes, absorbing, mine, mine.tails[-1]))
@@ -267,8 +271,6 @@ class Batch:
             counts += self.is_fed(device) * tokens
         failed: dict[int, Exception] = {}
         for row in self._fed:
-            for together in {id(m.together): m.together for m in self._held(row)}.values():
-                together.most -= tokens
             for layer, mine in enumerate(self._held(row)):
                 mine.tail.count += tokens
                 if mine.is_full and row not in failed:
@@ -285,6 +287,15 @@ class Batch:
         if first.absorbing is None or first.absorbing.next_position is None:
             return None
         return first.absorbing.next_position + first.tail.count
+
+    def moves(self, row: int) -> str | None:
+        """Why what a row reads does not stay where it is, once it has been read; None: it does."""
+        held = self._held(row)
+        if any(mine.absorbing is not None for mine in held):
+            return "it takes tokens into its store while decoding"
+        if any(mine.by == "torch" for mine in held):
+            return "no kernel reads it, and plain torch copies what it holds in every step"
+        return None
 
     def nbytes(self, row: int) -> int:
         """Bytes of every tensor that a row keeps alive, tails with their head-room."""

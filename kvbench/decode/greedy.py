@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from kvbench.base.errors import UserError
 from kvbench.cache.store import Compressed
 from kvbench.decode.batch import Batch, RowError
 from kvbench.decode.cuda_kernels import sent
+from kvbench.decode.graph import RecordedStep, refuse_graphs
 from kvbench.model.hooks import recording_pre_rope
 from kvbench.model.loading import LoadedModel
 
@@ -104,16 +106,26 @@ class Ended:
 class Decoder:
     """A batch of V rows that decode together; whoever ends makes room for the next."""
 
-    def __init__(self, model: LoadedModel, width: int, *, as_stored: bool = True) -> None:
+    def __init__(
+        self, model: LoadedModel, width: int, *, as_stored: bool = True, graph: bool = False
+    ) -> None:
         """Begin without rows.
 
         Args:
             model: the model.
             width: V, constant: idle rows are computed too.
             as_stored: read stores as they are; else rebuild plain rows of them.
+            graph: record a step as a CUDA graph while the same rows go on.
+
+        Raises:
+            UserError: the model's device records no graphs.
         """
+        if graph:
+            refuse_graphs(model)
         self._model = model
-        self._batch = Batch(width, model.geometry.layers, as_stored=as_stored)
+        self._batch = Batch(width, model.geometry.layers, as_stored=as_stored, stays=graph)
+        self._graph = graph
+        self._recorded: RecordedStep | None = None
         self._rows: list[_Row | None] = [None] * width
         self._ended: list[Ended] = []
         self._added = 0
@@ -210,8 +222,12 @@ class Decoder:
                 ids[row, 0], at[row, 0] = self._mine(row).next_token, self._mine(row).position
             device = self._model.device
             fed = _Next(tuple(rows), sent(ids, device), sent(at, device))
-        self._next = None
-        logits, failed = self._forward(rows, fed.ids, fed.at)
+        goes_on, self._next = fed is self._next, None
+        if self._graph and goes_on:
+            logits, failed = self._replayed(rows, fed), self._batch.finish()
+        else:
+            self._recorded = None
+            logits, failed = self._forward(rows, fed.ids, fed.at)
         chosen = self._chosen(rows, logits[:, -1])
         tokens = chosen.tolist()
         seconds = (time.perf_counter() - started) / len(rows)
@@ -227,6 +243,25 @@ class Decoder:
             is_fed = self._batch.is_fed(fed.ids.device)[:, None]
             ids = chosen.to(fed.ids.device)[:, None] * is_fed
             self._next = _Next(fed.rows, ids, fed.at + is_fed)
+
+    def _replayed(self, rows: Sequence[int], fed: _Next) -> Tensor:
+        """Logits of a step of the same rows as before, launched as one graph."""
+        if self._recorded is None:
+            for row in rows:
+                reason = self._batch.moves(row)
+                if reason is not None:
+                    told = f"decode.graph=true cannot serve {self._batch.reader(row)}: {reason}"
+                    raise RowError(row) from UserError(told)
+            model, batch = self._model, self._batch
+
+            def run(ids: Tensor, at: Tensor) -> Tensor:
+                return forward(model, batch, rows, ids, at, (), logits_to_keep=1)
+
+            self._recorded = RecordedStep(run, fed.ids, fed.at)
+        logits = self._recorded(fed.ids, fed.at)
+        for row in rows:
+            self._mine(row).position += 1
+        return logits
 
     def _feed_alone(self, row: int, feed: Sequence[int]) -> None:
         """Feed a row several tokens, so that they cost what their number says at any width."""

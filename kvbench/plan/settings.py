@@ -16,12 +16,16 @@ class Decoding:
     """Rows decoded together; None: as many as there are results, 16 at most."""
     cache: str
     """What is read: `stored`, or plain `rows` rebuilt of what is stored."""
+    graph: bool = False
+    """Whether steps are recorded as CUDA graphs."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be done."""
         check_whole_number("decode.width", self.width, optional=True)
         if self.cache not in ("stored", "rows"):
             raise UserError(f"decode.cache={self.cache}: it is stored or rows")
+        if not isinstance(self.graph, bool):
+            raise UserError(f"decode.graph={self.graph}: it is true or false")
 
 
 @dataclass(frozen=True)

@@ -75,6 +75,7 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
         width=plan.decode.width or min(MOST_ROWS, len(mine) * len(plan.variants)),
         memory_bytes=plan.memory_bytes or bytes_to_take(model),
         as_stored=plan.decode.cache == "stored",
+        graph=plan.decode.graph,
     )
     failed = 0
     with (

@@ -79,6 +79,8 @@ class Limits:
     """What prefills, compressed caches and decoding may take beside the model."""
     as_stored: bool = True
     """Whether decoding reads stores as they are, or plain rows rebuilt of them."""
+    graph: bool = False
+    """Whether steps are recorded as CUDA graphs."""
 
 
 @dataclass(frozen=True)
@@ -124,7 +126,9 @@ def evaluate(
         watch: told what is being computed.
         take: what makes the prefills.
     """
-    decoder = Decoder(model, limits.width, as_stored=limits.as_stored)
+    decoder = Decoder(
+        model, limits.width, as_stored=limits.as_stored, graph=limits.graph
+    )
     decoding: dict[int, tuple[AnyWork, Outcome, int]] = {}
     supply = compressed(model, works, limits.memory_bytes, watch, take)
     next(supply)

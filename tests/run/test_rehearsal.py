@@ -1,7 +1,7 @@
-"""Every method rehearsed for CUDA, on one device and on two: nothing is mixed, and tokens are equal.
+"""Every method rehearsed for CUDA, on one device and on two: the same tokens, and nothing mixed.
 
-`support.rehearsal` says what a rehearsal shows and what it can't. Cases that launch Triton's kernels
-run in a process of their own, where its interpreter is chosen before it is imported:
+`support.rehearsal` says what a rehearsal shows and what it can't. Cases that launch Triton's
+kernels run in a process of their own, where its interpreter is chosen before it is imported:
 `TRITON_INTERPRET=1 pytest -o python_functions='case_*' tests/run/test_rehearsal.py`.
 """
 
@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from kvbench.base.errors import UserError
 from kvbench.compress.budget import Budget
 from kvbench.compress.method import Method
 from kvbench.data.source import open_source
@@ -284,3 +285,29 @@ def case_tails_that_grow_send_tables_and_wait_for_nothing(small: LoadedModel) ->
     assert growing["waits"] == 1
     assert growing["sent"] == SMALL.layers, "where the tails lie, for each layer"
     assert growing["launches"] - bare["launches"] == 2, "one copy for all layers of each row"
+
+
+def case_a_recorded_step_says_the_same(small: LoadedModel) -> None:
+    """Rows of several samples that end at different tokens, and what cannot be recorded."""
+    chosen = variants(["snapkv", "quantized", "streamingllm_official"])[::2]
+    whole = [work(chosen, new_tokens=5 + 3 * seed, seed=seed) for seed in range(2)]
+    works = [replace(mine, head=mine.head[:24]) for mine in whole]
+    with rehearsing() as rehearsal, claimed(small) as there:
+        expected = answers(outcomes(there, works))
+        before = rehearsal.by_name["launches replay"]
+        found = {}
+        for mine, outcome in evaluate(there, works, Limits(4, 2**34, graph=True), Silent()):
+            found[f"{outcome.variant.label} of {mine.sample.id}"] = outcome
+    assert rehearsal.by_name["launches replay"] - before > 5
+    for label, answer in answers(found).items():
+        if label.startswith("streamingllm_official"):
+            assert "takes tokens into its store while decoding" in answer
+        else:
+            assert answer == expected[label]
+
+
+def test_graphs_are_refused_where_none_are_recorded(model: LoadedModel) -> None:
+    with pytest.raises(UserError, match=r"decode.graph=true: .* lies on cpu, and only CUDA"):
+        Decoder(model, 1, graph=True)
+    with rehearsing(), claimed(model, 2) as there, pytest.raises(UserError, match="one device"):
+        Decoder(there, 1, graph=True)

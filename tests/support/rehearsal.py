@@ -120,6 +120,8 @@ class Rehearsal(TorchDispatchMode):
         """`launches`, `waits`, `sent` (host to device) and `moved` (device to device)."""
         self.by_name: Counter[str] = Counter()
         """The same by operation, for who reads a failure."""
+        self.recording: list[Callable[[], None]] | None = None
+        """What a graph that is being recorded launches."""
         self.where: Counter[str] = Counter()
         """Lines of kvbench that wait or send."""
         self.intercepted: dict[Any, Callable[..., Any]] = {
@@ -129,6 +131,7 @@ class Rehearsal(TorchDispatchMode):
             Tensor.data_ptr: lambda x: x.inner.data_ptr(),
             Tensor.contiguous: torch.ops.aten.contiguous,
             Tensor.__invert__: torch.ops.aten.bitwise_not,
+            Tensor.copy_: torch.ops.aten.copy_,
             Tensor.nonzero: torch.ops.aten.nonzero,
             torch.nonzero: torch.ops.aten.nonzero,
             Tensor.tolist: self._told("tolist"),
@@ -209,7 +212,10 @@ class Rehearsal(TorchDispatchMode):
         plain_args, plain_named = tree_map(_inner, (args, named))
         found = func(*plain_args, **plain_named)
         if target is None or target.type == "cpu":
+            assert self.recording is None, f"{name}: a graph cannot wait for the device"
             return found
+        if not _is_view(func) and name not in _NO_LAUNCH:
+            self._record(lambda: func(*plain_args, **plain_named), found)
         known = {id(x.inner): x for x in claimed}
         leaves, spec = tree_flatten(found)
         wrapped = []
@@ -285,12 +291,20 @@ class Rehearsal(TorchDispatchMode):
                 self.launched(name, "waits")
         if name in _WAITS or (name == "repeat_interleave" and named.get("output_size") is None):
             self.launched(name, "waits")
-        returns = func._schema.returns
-        views = bool(returns) and all(
-            r.alias_info is not None and not r.alias_info.is_write for r in returns
-        )
-        if not views and name not in _NO_LAUNCH:
+        if not _is_view(func) and name not in _NO_LAUNCH:
             self.launched(name)
+
+    def _record(self, act: Callable[[], Any], found: Any) -> None:
+        """Let a graph that is being recorded do this again, into the same memory."""
+        if self.recording is None:
+            return
+
+        def again() -> None:
+            for held, new in zip(tree_leaves(found), tree_leaves(act()), strict=True):
+                if isinstance(held, Tensor) and held is not new:
+                    held.copy_(new)
+
+        self.recording.append(again)
 
     def _getitem(self, x: Tensor, index: Any) -> Any:
         """Indexing, which asks CUDA for its current device before anything is dispatched."""
@@ -307,6 +321,7 @@ class Rehearsal(TorchDispatchMode):
             inner[at] = _inner(value)
 
         self.launched("__setitem__")
+        self._record(lambda: put(_inner(x), tree_map(_inner, index)), None)
         self._indexed(x, index, put)
 
     def _indexed(self, x: Tensor, index: Any, act: Callable[[Tensor, Any], Any]) -> Any:
@@ -329,12 +344,15 @@ class Rehearsal(TorchDispatchMode):
             return found
         if leaves or lists:
             self.launched("__getitem__")
+            at = tree_map(_inner, index)
+            self._record(lambda: act(x.inner, at), found)
         return Claimed(found, x.device)
 
     def _told(self, name: str) -> Callable[[Claimed], Any]:
         """What makes the host wait for numbers."""
 
         def told(x: Claimed) -> Any:
+            assert self.recording is None, f"{name}: a graph cannot wait for the device"
             self.launched(name, "waits")
             return getattr(x.inner, name)()
 
@@ -351,9 +369,19 @@ class Rehearsal(TorchDispatchMode):
             raise MixedDevices(f"scaled_dot_product_attention: {devices}")
         self.launched("scaled_dot_product_attention")
         args, named = tree_map(_inner, (args, named))
+        attend = torch.nn.functional.scaled_dot_product_attention
         with _outside():
-            out = torch.nn.functional.scaled_dot_product_attention(*args, **named)
+            out = attend(*args, **named)
+        self._record(lambda: attend(*args, **named), out)
         return Claimed(out, devices.pop())
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation's results lie in the memory of what it was given."""
+    returns = func._schema.returns
+    return bool(returns) and all(
+        r.alias_info is not None and not r.alias_info.is_write for r in returns
+    )
 
 
 def _device(x: Tensor) -> torch.device:
@@ -386,6 +414,8 @@ def rehearsing() -> Iterator[Rehearsal]:
         for name in ("_exchange_device", "_maybe_exchange_device"):
             stack.enter_context(mock.patch.object(torch.cuda, name, lambda index: 0))
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", _pinned))
+        stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
+        stack.enter_context(mock.patch.object(torch.cuda, "graph", Graph.recorded))
         for name in ("_append", "_read", "_merge"):
             if hasattr(cuda_kernels, name):
                 kernel = _Launched(getattr(cuda_kernels, name), name)
@@ -411,10 +441,40 @@ class _Launched:
             if len(devices) != 1 or CPU in devices:
                 raise MixedDevices(f"{self._name}: {devices}")
             now.launched(self._name)
+            inner = tree_map(_inner, args)
             with _outside():
-                self._kernel[grid](*tree_map(_inner, args), **named)
+                self._kernel[grid](*inner, **named)
+            now._record(lambda: self._kernel[grid](*inner, **named), None)
 
         return launch
+
+
+class Graph:
+    """`torch.cuda.CUDAGraph`: does again, on the same memory, what was launched while recording.
+
+    What the host computed meanwhile is not computed again, as on a GPU.
+    """
+
+    def __init__(self) -> None:
+        self._actions: list[Callable[[], None]] = []
+
+    @contextmanager
+    def recorded(self) -> Iterator[None]:
+        now = Rehearsal.now
+        assert now is not None
+        now.recording = self._actions
+        try:
+            yield
+        finally:
+            now.recording = None
+
+    def replay(self) -> None:
+        now = Rehearsal.now
+        assert now is not None
+        now.launched("replay")
+        with _outside():
+            for act in self._actions:
+                act()
 
 
 def _pinned(x: Tensor, *_: Any) -> Tensor:
