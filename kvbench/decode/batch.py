@@ -63,12 +63,16 @@ class _Together:
     buffers: Tensor = field(default_factory=lambda: torch.empty(0, 2, 0, 0, 0))
     """[layers, 2, G, room, D]: a tail each."""
 
-    def reserve(self, like: Tensor, tokens: int) -> bool:
-        """Make room for more tokens with rows `like` [.., G, t, D]; whether the tails moved."""
-        count = max(tail.count for tail in self.tails)
+    def reserve(self, tail: TailRows, like: Tensor, tokens: int) -> bool:
+        """Make room for more tokens of one of them, with rows `like` [.., G, t, D].
+
+        Returns:
+            Whether the tails moved.
+        """
         room = self.buffers.shape[3]
-        if count + tokens <= room:
+        if tail.count + tokens <= room:
             return False
+        count = max(tail.count for tail in self.tails)
         grown = self.most if self.whole else min(self.most, room + max(_GROWS_BY, room // 4))
         grown = max(count + tokens, grown)
         buffers = like.new_empty(len(self.tails), 2, like.shape[-3], grown, like.shape[-1])
@@ -231,7 +235,7 @@ class Batch:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         whole = q.shape[0] == len(self._rows)
         held = {row: self._held(row)[layer] for row in self._fed}
-        if any([mine.together.reserve(k, q.shape[2]) for mine in held.values()]):
+        if any([m.together.reserve(m.tail, k, q.shape[2]) for m in held.values()]):
             for known in self._flat:
                 if known is not None:
                     known.moved = True
@@ -446,6 +450,7 @@ class Batch:
         mine.known, mine.served = [], None
         mine.absorbed_bytes += after.nbytes - before.nbytes
         mine.tail.count = 0
+        mine.tail.most = mine.together.most = max(mine.together.most, after.absorb_every)
         mine.fed, mine.received = [], None
 
 
