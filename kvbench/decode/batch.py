@@ -292,14 +292,13 @@ class Batch:
             return None
         return first.absorbing.next_position + first.tail.count
 
-    def moves(self, row: int) -> str | None:
-        """Why what a row reads does not stay where it is, once it has been read; None: it does."""
-        held = self._held(row)
-        if any(mine.absorbing is not None for mine in held):
-            return "it takes tokens into its store while decoding"
-        if any(mine.by == "torch" for mine in held):
-            return "no kernel reads it, and plain torch copies what it holds in every step"
-        return None
+    def absorbs(self, row: int) -> bool:
+        """Whether a row's store takes tokens in while decoding."""
+        return any(mine.absorbing is not None for mine in self._held(row))
+
+    def is_served(self, row: int) -> bool:
+        """Whether a kernel reads all of a row, once it has been read."""
+        return all(mine.by != "torch" for mine in self._held(row))
 
     def nbytes(self, row: int) -> int:
         """Bytes of every tensor that a row keeps alive, tails with their head-room."""

@@ -179,6 +179,8 @@ class Decoder:
         try:
             with torch.inference_mode():
                 self._batch.join(row, cache, len(feed) + stop.max_new_tokens)
+                if self._graph and self._batch.absorbs(row):
+                    raise self._moves(row, "it takes tokens in while decoding")
                 mine.most_bytes = self._batch.nbytes(row)
                 if len(feed) == 1:
                     mine.next_token = feed[0]
@@ -248,10 +250,8 @@ class Decoder:
         """Logits of a step of the same rows as before, launched as one graph."""
         if self._recorded is None:
             for row in rows:
-                reason = self._batch.moves(row)
-                if reason is not None:
-                    told = f"decode.graph=true cannot serve {self._batch.reader(row)}: {reason}"
-                    raise RowError(row) from UserError(told)
+                if not self._batch.is_served(row):
+                    raise RowError(row) from self._moves(row, "no kernel reads it")
             model, batch = self._model, self._batch
 
             def run(ids: Tensor, at: Tensor) -> Tensor:
@@ -262,6 +262,11 @@ class Decoder:
         for row in rows:
             self._mine(row).position += 1
         return logits
+
+    def _moves(self, row: int, reason: str) -> UserError:
+        """What is said of a row that a graph cannot serve."""
+        reader = self._batch.reader(row)
+        return UserError(f"decode.graph=true serves what stays in place, not {reader}: {reason}")
 
     def _feed_alone(self, row: int, feed: Sequence[int]) -> None:
         """Feed a row several tokens, so that they cost what their number says at any width."""
