@@ -298,7 +298,7 @@ def case_a_recorded_step_says_the_same(small: LoadedModel) -> None:
         found = {}
         for mine, outcome in evaluate(there, works, Limits(4, 2**34, graph=True), Silent()):
             found[f"{outcome.variant.label} of {mine.sample.id}"] = outcome
-    assert rehearsal.by_name["launches replay"] - before > 5
+    assert rehearsal.by_name["launches replay"] - before >= 4
     for label, answer in answers(found).items():
         if label.startswith("streamingllm_official"):
             assert "it takes tokens in while decoding" in answer
