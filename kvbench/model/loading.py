@@ -306,8 +306,8 @@ def _device(spec: ModelSpec) -> torch.device:
 def _rescaled_beyond(config: Any) -> int | None:
     """Length at which a longrope or dynamic rotary changes the rotation of all positions."""
     rope = config.rope_parameters or {}
-    kinds = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
+    # By the type of a layer where they differ; types without RoPE have none.
+    for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
         if kind.get("rope_type") in ("longrope", "dynamic"):
             return int(
                 kind.get("original_max_position_embeddings")

@@ -19,7 +19,30 @@ from kvbench.base.checks import check_whole_number
 from kvbench.base.errors import UserError
 from kvbench.model.random import RandomShape
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "ministral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "cohere2",
+    "exaone4",
+    "smollm3",
+    "starcoder2",
+)
 """The `model_type`s whose attention goes through kvbench's function, each tested against eager."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")

@@ -23,6 +23,7 @@ _COMMON: dict[str, Any] = {
     "eos_token_id": 1,
     "pad_token_id": 2,
 }
+_EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 _MIXED = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
@@ -52,7 +53,56 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
         "layer_types": _MIXED,
         "query_pre_attn_scalar": 24,
     },
+    "ministral": {"head_dim": 16, "sliding_window": 24, "layer_types": _MIXED},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 24},
+    "qwen2_moe": {
+        **_EXPERTS,
+        "shared_expert_intermediate_size": 48,
+        "use_sliding_window": True,
+        "sliding_window": 24,
+        "max_window_layers": 1,
+    },
+    "qwen3_moe": {**_EXPERTS, "head_dim": 32},
+    "gemma": {"head_dim": 32},
+    "glm": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "glm4_moe": {
+        "head_dim": 32,
+        "use_qk_norm": True,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "first_k_dense_replace": 1,
+    },
+    "olmo2": {},
+    "olmo3": {
+        "sliding_window": 24,
+        "layer_types": _MIXED,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 10000.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 128,
+            },
+        },
+    },
+    "granite": {
+        "attention_multiplier": 0.4,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.7,
+        "logits_scaling": 2.0,
+    },
+    "cohere2": {"sliding_window": 24, "layer_types": _MIXED},
+    "exaone4": {"sliding_window": 24, "layer_types": _MIXED},
+    "smollm3": {"no_rope_layers": [0, 1, 1]},
+    "starcoder2": {"sliding_window": 24},
 }
+"""By `model_type`."""
+
+WITHOUT_ROPE = {"cohere2": 1, "exaone4": 1, "smollm3": 0}
+"""The layer of these networks that turns no keys."""
 
 
 def random_network(family: str, seed: int = 0) -> Any:
