@@ -9,6 +9,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import pytest
@@ -16,21 +18,20 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from kvbench.base.errors import UserError
 from kvbench.cache.ledger import ledger
 from kvbench.cache.rows import RowStore
 from kvbench.cache.store import Band, Compressed
 from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget, keep_whole
 from kvbench.decode.greedy import Generation, Stop, decode
-from kvbench.model.attention import AttentionRule, causal_attention, register
-from kvbench.model.hooks import RotaryRecorder, attention_layers, recording_pre_rope, rotary_function
+from kvbench.model.attention import AttentionRule, causal_attention
+from kvbench.model.hooks import RotaryRecorder, recording_pre_rope, rotary_function
 from kvbench.model.loading import LoadedModel
 from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.state import Prefill
-from support.families import FAMILY_SETTINGS, WITHOUT_ROPE, random_network
+from support.families import FAMILY_SETTINGS, WITHOUT_ROPE
 from support.methods import composed
 
 TOKENS, STEPS = 70, 6
@@ -156,50 +157,58 @@ def test_the_full_cache_writes_what_generate_writes(family: tuple[LoadedModel, A
     model, eager = family
     ids = PROMPT[:41]
     stock = eager.generate(
-        ids[None], attention_mask=torch.ones_like(ids[None]), max_new_tokens=24, do_sample=False
-    )[0, len(ids) :].tolist()
-    if stock[-1] == 1:
-        stock.pop()
-    prefill = capture(model, ids, Needs())
-    (written,) = decode(
-        model,
-        [keep_whole(prefill)],
-        len(ids),
-        Stop(frozenset({1}), 24),
-        first_logits=prefill.last_logits,
+        ids[None],
+        attention_mask=torch.ones_like(ids[None]),
+        max_new_tokens=12,
+        min_new_tokens=12,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
     )
-    assert list(written.ids) == stock
+    first, *later = (logits[0] for logits in stock.logits)
+    prefill = capture(model, ids, Needs())
+    torch.testing.assert_close(prefill.last_logits, first, atol=1e-4, rtol=0)
+    stop = Stop(frozenset({1}), 12, min_new_tokens=12)
+    seen: list[Tensor] = []
+    hook = model.network.register_forward_hook(lambda _m, _a, out: seen.append(out.logits[0, -1]))
+    try:
+        (written,) = decode(model, [keep_whole(prefill)], 41, stop, first_logits=first)
+    finally:
+        hook.remove()
+    assert list(written.ids) == stock.sequences[0, 41:].tolist()
+    torch.testing.assert_close(torch.stack(seen), torch.stack(later), atol=1e-4, rtol=0)
 
 
-RUN = {
-    "evicts": "method=snapkv",
-    "shares entries": "method=spindlekv",
-    "quantizes": "method=quantized",
-    "evicts while decoding": "method=h2o_official",
-    "turns keys anew": "method=streamingllm_official",
-    "scores by rebuilding": "method=kvzip",
-}
+RUN = [
+    composed("method=snapkv"),
+    composed("method=spindlekv", "method.window=8", "method.merge_every=8"),
+    composed("method=quantized"),
+    composed("method=h2o_official"),
+    composed("method=streamingllm_official"),
+    composed("method=kvzip"),
+]
+"""Evicts, shares entries and merges while decoding, quantizes, evicts while decoding, turns keys
+to new positions, scores by rebuilding the prompt."""
 
 
-@pytest.mark.parametrize("words", RUN.values(), ids=RUN)
 def test_methods_run_and_are_read_as_stored_as_when_rebuilt(
-    family: tuple[LoadedModel, Any], words: str
+    family: tuple[LoadedModel, Any],
 ) -> None:
     model, _ = family
-    method, budget = composed(words), Budget(fraction=0.4)
-    prefill = capture(model, PROMPT, method.needs)
-    caches = [fit_budget(method, prefill, budget) for _ in range(2)]
-    found = ledger(prefill, caches[0])
-    assert found.ratio_bytes < 0.75
+    prefill = capture(model, PROMPT, reduce(or_, (method.needs for method in RUN)))
     seen = []
-    for cache, as_stored in zip(caches, (True, False), strict=True):
-        # SpindleKV merges what it generated at 64 tokens.
-        generation, logits = decoded_logits(
-            model, [cache], 68, first_logits=prefill.last_logits, as_stored=as_stored
+    for as_stored in (True, False):
+        caches = [fit_budget(method, prefill, Budget(fraction=0.4)) for method in RUN]
+        assert all(ledger(prefill, cache).ratio_bytes < 0.5 for cache in caches)
+        caches.append(keep_whole(prefill))
+        seen.append(
+            decoded_logits(model, caches, 12, first_logits=prefill.last_logits, as_stored=as_stored)
         )
-        seen.append((generation[0].ids, logits[0]))
-    assert seen[0][0] == seen[1][0]
-    torch.testing.assert_close(seen[0][1], seen[1][1], atol=1e-4, rtol=0)
+    (stored, logits), (rebuilt, expected) = seen
+    assert [g.ids for g in stored] == [g.ids for g in rebuilt]
+    torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
+    # Where every layer has a window, what lies before it is no loss.
+    assert float((logits[:-1] - logits[-1]).abs().max()) > 1e-2
 
 
 class Taking:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from kvbench.model.random import byte_tokenizer
 
 _COMMON: dict[str, Any] = {
-    "vocab_size": 96,
+    "vocab_size": 264,  # of the byte tokenizer
     "hidden_size": 64,
     "intermediate_size": 96,
     "num_hidden_layers": 3,
