@@ -24,7 +24,7 @@ from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from support.cli import one_line
-from support.families import random_network, saved
+from support.families import random_network, saved, saved_wrapper
 from support.models import shipped_spec
 from support.paths import CONF
 
@@ -103,7 +103,7 @@ def test_a_local_folder_of_every_family_loads(family: str, tmp_path: Path) -> No
     torch.testing.assert_close(logits, eager, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mamba", "gemma3", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "mamba", "gemma3n", "mistral3", "opt"])
 def test_a_family_that_is_not_covered_is_refused_by_name(family: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -111,6 +111,31 @@ def test_a_family_that_is_not_covered_is_refused_by_name(family: str, tmp_path: 
         load(ModelSpec("m", str(tmp_path)))
     text = one_line(error)
     assert repr(family) in text and ", ".join(FAMILIES) in text
+
+
+@pytest.mark.parametrize("old_names", [True, False])
+def test_of_a_model_of_texts_and_pictures_the_text_model_is_loaded(
+    old_names: bool, tmp_path: Path
+) -> None:
+    eager = saved_wrapper(tmp_path, old_names)
+    model = load(ModelSpec("", str(tmp_path), device="cpu"))
+    assert model.network.config.model_type == "gemma3_text"
+    assert not any("vision" in name for name, _ in model.network.named_parameters())
+    assert model.geometry.layers == 3 and model.eos_ids == {1, 9}
+    logits = capture(model, IDS, Needs()).last_logits
+    torch.testing.assert_close(
+        logits, eager(IDS[None], use_cache=False).logits[0, -1], atol=1e-4, rtol=0
+    )
+
+
+def test_a_model_of_texts_and_pictures_that_lacks_text_weights_is_refused(tmp_path: Path) -> None:
+    saved_wrapper(tmp_path, True)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["language_model.model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="lacks 1 of its weights") as error:
+        load(ModelSpec("m", str(tmp_path), device="cpu"))
+    one_line(error)
 
 
 def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:

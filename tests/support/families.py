@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbench.model.random import byte_tokenizer
@@ -105,9 +106,9 @@ WITHOUT_ROPE = {"cohere2": 1, "exaone4": 1, "smollm3": 0}
 """The layer of these networks that turns no keys."""
 
 
-def random_network(family: str, seed: int = 0) -> Any:
+def random_network(family: str, seed: int = 0, **changes: Any) -> Any:
     """A float32 network of the family with eager attention; same seed, same weights."""
-    config = AutoConfig.for_model(family, **{**_COMMON, **FAMILY_SETTINGS[family]})
+    config = AutoConfig.for_model(family, **{**_COMMON, **FAMILY_SETTINGS[family], **changes})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
@@ -119,3 +120,35 @@ def saved(folder: Path, family: str = "llama") -> Path:
     random_network(family).save_pretrained(folder)
     byte_tokenizer(512).save_pretrained(folder)
     return folder
+
+
+def saved_wrapper(folder: Path, old_names: bool) -> Any:
+    """Save a random Gemma 3 of texts and pictures to the folder, and return it.
+
+    Args:
+        folder: gets a byte tokenizer too.
+        old_names: name the weights as Google's checkpoints do.
+    """
+    text = {**_COMMON, **FAMILY_SETTINGS["gemma3_text"]}
+    side = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2}
+    pictures = {**side, "num_hidden_layers": 1, "image_size": 16, "patch_size": 8}
+    config = AutoConfig.for_model(
+        "gemma3", text_config=text, vision_config=pictures, mm_tokens_per_image=1
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        network = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    network.generation_config.eos_token_id = [1, 9]
+    network.save_pretrained(folder)
+    byte_tokenizer(512).save_pretrained(folder)
+    weights = {}
+    for name, value in load_file(folder / "model.safetensors").items():
+        name = name.replace("language_model.model.", "language_model.")
+        if not name.startswith("model."):
+            name = f"model.{name}"
+        if old_names:
+            name = name.replace("model.language_model.", "language_model.model.")
+            name = name.removeprefix("model.")
+        weights[name] = value
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return network.requires_grad_(False).eval()
