@@ -172,6 +172,7 @@ def test_a_preset_loads_from_the_hub_and_answers(
         byte_bpe(THINKING).save_pretrained(folder)
     with serving(repository, folder) as (endpoint, _):
         found = ask_the_hub(endpoint, tmp_path / "home", preset)
+    assert "error" not in found, found["error"]
     assert found["identity"]["path"] == repository and found["identity"]["revision"] == COMMIT
     norm = sum(float(p.double().norm()) for p in network.parameters())
     assert found["norm"] == pytest.approx(norm)
