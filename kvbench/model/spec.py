@@ -46,7 +46,7 @@ FAMILIES = (
 """The `model_type`s whose attention goes through kvbench's function, each tested against eager."""
 
 WRAPPERS = {"gemma3": "gemma3_text"}
-"""`model_type` of a model of texts and pictures -> that of the text model in it, which is loaded."""
+"""`model_type` of a model of texts and pictures -> that of its text model, which is loaded."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 

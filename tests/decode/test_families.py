@@ -211,6 +211,15 @@ def test_methods_run_and_are_read_as_stored_as_when_rebuilt(
     assert float((logits[:-1] - logits[-1]).abs().max()) > 1e-2
 
 
+def test_kernels_turn_keys_by_halves_and_no_others(family: tuple[LoadedModel, Any]) -> None:
+    model, _ = family
+    dim = model.geometry.head_dim
+    for state in capture(model, PROMPT, Needs(pre_rope_keys=True)).layers:
+        assert state.rotary is not None
+        interleaved = model.spec.name in ("glm", "glm4", "cohere2")
+        assert state.rotary.turns_halves(dim) is not interleaved
+
+
 class Taking:
     """Attends plainly and keeps what was recorded beside the keys of each layer."""
 

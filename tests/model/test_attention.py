@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbench.base.errors import UserError

@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbench.base.errors import UserError
 from kvbench.model import loading as model_module
@@ -24,7 +23,7 @@ from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from support.cli import one_line
-from support.families import random_network, saved, saved_wrapper
+from support.families import random_network, rescaling_network, saved, saved_wrapper
 from support.models import shipped_spec
 from support.paths import CONF
 
@@ -257,31 +256,7 @@ def test_the_byte_tokenizer_gives_back_every_text(tiny: LoadedModel) -> None:
 
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
 def test_generation_across_a_change_of_rotation_is_refused(rope_type: str) -> None:
-    rope = {
-        "rope_type": rope_type,
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-        "original_max_position_embeddings": 64,
-    }
-    if rope_type == "dynamic":
-        for key in ("short_factor", "long_factor"):
-            del rope[key]
-    config = AutoConfig.for_model(
-        "phi3" if rope_type == "longrope" else "llama",
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        original_max_position_embeddings=64,
-        rope_parameters=rope,
-        pad_token_id=0,
-    )
-    network = AutoModelForCausalLM.from_config(config)
+    network = rescaling_network(rope_type)
     model = wrap(network, byte_tokenizer(256), ModelSpec("long", "random"), {})
     model.check_length(40, 24)
     model.check_length(65, 100)

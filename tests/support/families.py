@@ -152,3 +152,32 @@ def saved_wrapper(folder: Path, old_names: bool) -> Any:
         weights[name] = value
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     return network.requires_grad_(False).eval()
+
+
+def rescaling_network(rope_type: str) -> Any:
+    """A random network of 256 positions that changes its rotation beyond 64."""
+    rope = {
+        "rope_type": rope_type,
+        "rope_theta": 10000.0,
+        "factor": 4.0,
+        "short_factor": [1.0] * 8,
+        "long_factor": [4.0] * 8,
+        "original_max_position_embeddings": 64,
+    }
+    if rope_type == "dynamic":
+        for key in ("short_factor", "long_factor"):
+            del rope[key]
+    config = AutoConfig.for_model(
+        "phi3" if rope_type == "longrope" else "llama",
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=256,
+        original_max_position_embeddings=64,
+        rope_parameters=rope,
+        pad_token_id=0,
+    )
+    return AutoModelForCausalLM.from_config(config)
