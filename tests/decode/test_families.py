@@ -31,7 +31,7 @@ from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.state import Prefill
-from support.families import FAMILY_SETTINGS, WITHOUT_ROPE
+from support.families import FAMILY_SETTINGS, WITHOUT_ROPE, window_of
 from support.methods import composed
 
 TOKENS, STEPS = 70, 6
@@ -72,9 +72,7 @@ def hidden_from_later_tokens(network: Any, keep: list[Tensor]) -> Iterator[None]
         n = q.shape[2]
         at = torch.arange(n)
         visible = (at[None, :] <= at[:, None]).repeat(QUERY_HEADS, 1, 1)
-        # qwen2_moe's function is not given the window that its mask has.
-        window = kw.get("sliding_window", getattr(module, "sliding_window", None))
-        if window is not None:
+        if (window := window_of(module, kw)) is not None:
             visible &= at[None, :] > at[:, None] - window
         rows = keep[module.layer_idx]
         per_query_head = rows.repeat_interleave(QUERY_HEADS // len(rows), dim=0)
@@ -153,6 +151,7 @@ def test_every_covered_family_has_a_network_here() -> None:
     assert sorted(FAMILY_SETTINGS) == sorted(FAMILIES)
 
 
+@pytest.mark.parametrize("family", FAMILY_SETTINGS, indirect=True)
 def test_the_full_cache_writes_what_generate_writes(family: tuple[LoadedModel, Any]) -> None:
     model, eager = family
     ids = PROMPT[:41]

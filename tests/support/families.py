@@ -102,8 +102,30 @@ FAMILY_SETTINGS: dict[str, dict[str, Any]] = {
 }
 """By `model_type`."""
 
+TESTED_SLOWLY = (
+    "ministral",
+    "mixtral",
+    "qwen3_moe",
+    "gemma",
+    "glm",
+    "glm4_moe",
+    "olmo2",
+    "exaone4",
+    "starcoder2",
+)
+"""Families that compute nothing which no other one does: most tests of them are slow tests."""
+
 WITHOUT_ROPE = {"cohere2": 1, "exaone4": 1, "smollm3": 0}
 """The layer of these networks that turns no keys."""
+
+
+def window_of(module: Any, given: dict[str, Any]) -> int | None:
+    """The window of a layer whose attention function was given these words.
+
+    qwen2_moe's function is not given the window that its mask has.
+    """
+    window: int | None = given.get("sliding_window", getattr(module, "sliding_window", None))
+    return window
 
 
 def random_network(family: str, seed: int = 0, **changes: Any) -> Any:
