@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import reduce
 from operator import or_
 from typing import Any
@@ -32,7 +33,7 @@ from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.state import Prefill
 from support.families import FAMILY_SETTINGS, WITHOUT_ROPE, window_of
-from support.methods import composed
+from support.methods import CHOICES, METHODS, composed
 
 TOKENS, STEPS = 70, 6
 QUERY_HEADS, KV_HEADS = 4, 2
@@ -208,6 +209,28 @@ def test_methods_run_and_are_read_as_stored_as_when_rebuilt(
     torch.testing.assert_close(logits, expected, atol=1e-4, rtol=0)
     # Where every layer has a window, what lies before it is no loss.
     assert float((logits[:-1] - logits[-1]).abs().max()) > 1e-2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["cohere2", "exaone4", "glm4", "smollm3"], indirect=True)
+@pytest.mark.parametrize("choice", CHOICES)
+def test_every_method_serves_layers_without_rope_and_other_rotations(
+    family: tuple[LoadedModel, Any], choice: str
+) -> None:
+    model, _ = family
+    method, budget = METHODS[choice], Budget(fraction=0.4)
+    schedule = method.pruning_schedule(TOKENS, model.geometry.layers, budget)
+    needs = Needs() if schedule is not None else method.needs
+    prefill = capture(model, PROMPT, needs, schedule)
+    prefill = replace(prefill, task_types=dict.fromkeys(needs.classifiers, "localization"))
+    written = []
+    for as_stored in (True, False):
+        caches = [fit_budget(method, prefill, budget)]
+        generations, _ = decoded_logits(
+            model, caches, 10, first_logits=prefill.last_logits, as_stored=as_stored
+        )
+        written.append(generations[0].ids)
+    assert written[0] == written[1]
 
 
 def test_kernels_turn_keys_by_halves_and_no_others(family: tuple[LoadedModel, Any]) -> None:
