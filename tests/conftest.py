@@ -14,7 +14,8 @@ import torch
 
 from kvbench.model.loading import LoadedModel, ModelSpec, load, wrap
 from kvbench.model.random import byte_tokenizer
-from support.families import FAMILY_SETTINGS, random_network
+from support.cases import slow_unless
+from support.families import FAMILY_SETTINGS, TESTED_SLOWLY, random_network
 from support.models import shipped_spec
 
 MAY_SKIP = {
@@ -75,7 +76,9 @@ def smollm2() -> LoadedModel:
     return load(shipped_spec("smollm2-135m", device="cpu"))
 
 
-@pytest.fixture(scope="session", params=list(FAMILY_SETTINGS))
+@pytest.fixture(
+    scope="session", params=slow_unless(lambda f: f not in TESTED_SLOWLY, FAMILY_SETTINGS)
+)
 def family(request: pytest.FixtureRequest) -> tuple[LoadedModel, Any]:
     """(a random model served by kvbench, the same network with stock eager attention)."""
     eager = random_network(request.param)

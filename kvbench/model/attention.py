@@ -16,8 +16,26 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from kvbench.base.errors import UserError
+from kvbench.model.hooks import record_without_rope
+
 IMPLEMENTATION = "kvbench"
 """The value of `attn_implementation` that selects `dispatch`."""
+
+_UNREAD = frozenset(
+    (
+        "cache_position",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_ids",
+        "use_cache",
+    )
+)
+"""What transformers hands to every attention function and no attention depends on."""
+
+_OF_THE_MODULE: Any = object()
+"""A window that only the mask would say: qwen2_moe's stands on its attention module."""
 
 _QUERY_BLOCK = 128  # queries per block where logits are materialized: Q * 128 * T floats at most
 
@@ -65,10 +83,12 @@ def dispatch(
     attention_mask: Tensor | None,
     *,
     scaling: float,
-    sliding_window: int | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = _OF_THE_MODULE,
     softcap: float | None = None,
+    is_causal: bool | None = None,
     kvbench: AttentionServer | None = None,
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
     """Serve one attention layer: the function registered with transformers.
 
@@ -77,17 +97,40 @@ def dispatch(
 
     Returns:
         ([B, t, Q, D] output, None): transformers' transposed convention, and no weights.
+
+    Raises:
+        UserError: the layer's attention is another one than `AttentionRule` says.
     """
     if attention_mask is not None:
         raise ValueError("kvbench attention takes no mask: batches are unpadded")
+    for name, given in others.items():
+        if given is not None and name not in _UNREAD:
+            raise _other_attention(module, f"is given {name}")
+    if dropout:
+        raise _other_attention(module, f"drops weights at random (dropout={dropout})")
+    if is_causal is False or not getattr(module, "is_causal", True):
+        raise _other_attention(module, "looks ahead (is_causal=False)")
+    if key.shape != value.shape:
+        sizes = f"keys of {key.shape[-1]} numbers and values of {value.shape[-1]}"
+        raise _other_attention(module, f"has {sizes}")
+    if sliding_window is _OF_THE_MODULE:
+        sliding_window = getattr(module, "sliding_window", None)
     rule = AttentionRule(scaling, sliding_window, softcap)
     if kvbench is None:
         out = causal_attention(query, key, value, rule)
     else:
         layer = module.layer_idx
         assert isinstance(layer, int)
+        record_without_rope(module, query, key)
         out = kvbench.attend(layer, query, key, value, rule)
     return out.transpose(1, 2), None
+
+
+def _other_attention(module: nn.Module, what: str) -> UserError:
+    return UserError(
+        f"{type(module).__name__} {what}, which kvbench's attention does not compute: take a model"
+        " of another family"
+    )
 
 
 def register() -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
@@ -9,6 +12,40 @@ from kvbench.base.errors import UserError
 
 MARK = "kvbench-user-text"
 """Stands for the user's text when a chat template is measured."""
+
+
+_FIXED_DATE = (
+    "{% macro strftime_now(format) %}{{ {'%d %B %Y': '26 July 2024', '%B %d, %Y': 'July 26, 2024',"
+    " '%Y-%m-%d': '2024-07-26'}.get(format, '26 Jul 2024') }}{% endmacro %}"
+)
+"""The day that Llama-3.1's template names where no other is given."""
+
+
+def settle_template(tokenizer: Any, variables: Mapping[str, Any]) -> None:
+    """Write variables into the tokenizer's chat template, so that whoever applies it has them.
+
+    A template that tells the model today's date tells a fixed one instead: prompts must not change
+    from one day to the next.
+
+    Raises:
+        UserError: the template does not read one of the variables.
+    """
+    template = tokenizer.chat_template
+    templates = template if isinstance(template, dict) else {"default": template or ""}
+    for name in variables:
+        if not any(re.search(rf"\b{name}\b", text) for text in templates.values()):
+            raise UserError(
+                f"the model's chat template does not read {name}: leave it out of"
+                " model.chat_template_kwargs"
+            )
+    if not template:
+        return
+    head = "".join(f"{{% set {k} = {json.dumps(v)} %}}" for k, v in variables.items())
+    settled = {
+        name: head + (_FIXED_DATE if "strftime_now" in text else "") + text
+        for name, text in templates.items()
+    }
+    tokenizer.chat_template = settled if isinstance(template, dict) else settled["default"]
 
 
 def chat_around(tokenizer: Any) -> tuple[str, str]:

@@ -1,8 +1,8 @@
 """How kvbench reaches into transformers' decoders: the names it takes for granted stand here alone.
 
 An attention module has `layer_idx` and stands as `self_attn` in a decoder layer; the module that
-defines its class has `apply_rotary_pos_emb`; a decoder layer takes `position_ids` and
-`position_embeddings`.
+defines its class has `apply_rotary_pos_emb`, which every layer calls but those `has_rope` knows; a
+decoder layer takes `position_ids` and `position_embeddings`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 SEEN = ("5.18", "5.23")
@@ -28,11 +29,22 @@ class RotaryRecorder:
         """Start with nothing recorded."""
         self.fired = 0
         self._last: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+        self._unturned = (torch.empty(0), torch.empty(0))
 
     def record(self, q_pre: Tensor, k_pre: Tensor, cos: Tensor, sin: Tensor) -> None:
         """Keep the operands of one rotation until the layer attends."""
         self.fired += 1
         self._last = (q_pre, k_pre, cos, sin)
+
+    def record_unturned(self, q: Tensor, k: Tensor) -> None:
+        """Keep the operands of a layer without RoPE: its tables turn by no angle."""
+        if self._last is not None:
+            raise RuntimeError("a layer said to have no RoPE called apply_rotary_pos_emb")
+        shape = (1, *k.shape[2:])
+        cos, sin = self._unturned
+        if cos.shape != shape or cos.dtype != k.dtype or cos.device != k.device:
+            cos, sin = self._unturned = k.new_ones(shape), k.new_zeros(shape)
+        self._last = (q, k, cos, sin)
 
     @property
     def queries(self) -> Tensor:
@@ -73,9 +85,9 @@ def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
     class is wrapped; it is restored whatever happens. Forwards of other threads are not recorded.
 
     Raises:
-        RuntimeError: on leaving, if it did not fire once per layer and forward.
+        RuntimeError: on leaving, if it did not fire once per layer with RoPE and forward.
     """
-    layers = attention_layers(network)
+    layers = [m for m in attention_layers(network) if has_rope(m)]
     module = _family_module(network)
     recorder = RotaryRecorder()
     _wrap(module)
@@ -85,11 +97,36 @@ def recording_pre_rope(network: nn.Module) -> Iterator[RotaryRecorder]:
     finally:
         _active.recorder = before
         _unwrap(module)
-    if recorder.fired == 0 or recorder.fired % len(layers):
+    if layers and (recorder.fired == 0 or recorder.fired % len(layers)):
         raise RuntimeError(
             f"apply_rotary_pos_emb of {module.__name__} fired {recorder.fired} times"
             f" for {len(layers)} attention layers"
         )
+
+
+def record_without_rope(layer: nn.Module, q: Tensor, k: Tensor) -> None:
+    """Record what a layer without RoPE is about to attend with, where operands are recorded.
+
+    Args:
+        layer: the attention module; nothing is done for one with RoPE.
+        q: [B, Q, t, D].
+        k: [B, G, t, D], which are its keys before RoPE as well.
+    """
+    if _active.recorder is not None and not has_rope(layer):
+        _active.recorder.record_unturned(q, k)
+
+
+def has_rope(layer: nn.Module) -> bool:
+    """Whether an attention module turns its queries and keys, by its family's own condition."""
+    known: Any = layer
+    match type(layer).__name__:
+        case "SmolLM3Attention":
+            return bool(known.use_rope)
+        case "Cohere2Attention":
+            return known.sliding_window is not None
+        case "Exaone4Attention":
+            return known.sliding_window is None or bool(known.is_sliding)
+    return True
 
 
 def _wrap(module: ModuleType) -> None:

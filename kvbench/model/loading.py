@@ -17,9 +17,16 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 from kvbench.base.errors import UserError
+from kvbench.model.chat import settle_template
 from kvbench.model.gguf import converted
 from kvbench.model.random import byte_tokenizer, random_llama
-from kvbench.model.spec import ModelSpec, gguf_file, model_identity, refuse_uncovered
+from kvbench.model.spec import (
+    WRAPPERS,
+    ModelSpec,
+    gguf_file,
+    model_identity,
+    refuse_uncovered,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -205,9 +212,11 @@ def _tokenizer_from(spec: ModelSpec, folder: str, revision: str | None) -> Any:
 
     where = _where(folder, revision)
     try:
-        return AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
+        tokenizer: Any = AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
     except Exception as error:  # transformers checks little of what a folder holds
         raise _unloadable(spec, error) from error
+    settle_template(tokenizer, dict(spec.chat_template_kwargs))
+    return tokenizer
 
 
 def _where(folder: str, revision: str | None) -> dict[str, str]:
@@ -261,12 +270,18 @@ def _random_network(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -
 def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: torch.device) -> Any:
     """Network of a folder or hub id; safetensors only, no code from the repo."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoConfig, AutoModelForCausalLM
 
     dtype = "auto" if spec.dtype == "auto" else getattr(torch, spec.dtype)
+    where = _where(folder, revision)
     try:
+        config: Any = AutoConfig.from_pretrained(**where, trust_remote_code=False)
+        text_only: dict[str, Any] = {}
+        if config.model_type in WRAPPERS:
+            text_only = {"config": config.get_text_config(), "key_mapping": _OF_THE_TEXT_MODEL}
         both: Any = AutoModelForCausalLM.from_pretrained(
-            **_where(folder, revision),
+            **where,
+            **text_only,
             output_loading_info=True,
             dtype=dtype,
             device_map=spec.device_map or {"": device},
@@ -292,6 +307,14 @@ def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: to
     return network
 
 
+_OF_THE_TEXT_MODEL = {
+    r"^language_model\.model\.": "model.",
+    r"^language_model\.lm_head": "lm_head",
+    r"^model\.language_model\.": "model.",
+}
+"""Names of weights in a wrapper's checkpoint, old and new -> those of its text model."""
+
+
 def _device(spec: ModelSpec) -> torch.device:
     import torch
 
@@ -306,8 +329,8 @@ def _device(spec: ModelSpec) -> torch.device:
 def _rescaled_beyond(config: Any) -> int | None:
     """Length at which a longrope or dynamic rotary changes the rotation of all positions."""
     rope = config.rope_parameters or {}
-    kinds = rope.values() if all(isinstance(v, dict) for v in rope.values()) else [rope]
-    for kind in kinds:
+    # By the type of a layer where they differ; types without RoPE have none.
+    for kind in [rope, *(v for v in rope.values() if isinstance(v, dict))]:
         if kind.get("rope_type") in ("longrope", "dynamic"):
             return int(
                 kind.get("original_max_position_embeddings")

@@ -19,20 +19,46 @@ from kvbench.base.checks import check_whole_number
 from kvbench.base.errors import UserError
 from kvbench.model.random import RandomShape
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma2", "gemma3_text")
+FAMILIES = (
+    "llama",
+    "mistral",
+    "ministral",
+    "mixtral",
+    "qwen2",
+    "qwen2_moe",
+    "qwen3",
+    "qwen3_moe",
+    "phi3",
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "glm",
+    "glm4",
+    "glm4_moe",
+    "olmo2",
+    "olmo3",
+    "granite",
+    "cohere2",
+    "exaone4",
+    "smollm3",
+    "starcoder2",
+)
 """The `model_type`s whose attention goes through kvbench's function, each tested against eager."""
+
+WRAPPERS = {"gemma3": "gemma3_text"}
+"""`model_type` of a model of texts and pictures -> that of its text model, which is loaded."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 
 
-def _items(limits: object) -> Iterable[tuple[object, object]]:
-    if isinstance(limits, Mapping):
-        return limits.items()
-    if isinstance(limits, tuple):
-        return limits
-    raise UserError(f"model.input_limits={limits!r} is not a node: give {{official: 3500}} or {{}}")
+def _items(name: str, node: object, example: str) -> Iterable[tuple[Any, Any]]:
+    if isinstance(node, Mapping):
+        return node.items()
+    if isinstance(node, tuple):
+        return node
+    raise UserError(f"model.{name}={node!r} is not a node: give {{{example}}} or {{}}")
 
 
 @dataclass(frozen=True)
@@ -58,6 +84,8 @@ class ModelSpec:
     """Protocol profile -> `max_input_tokens` as published for this model."""
     context: int | None = None
     """Positions the model may use, in tokens; None: as its config states."""
+    chat_template_kwargs: Mapping[str, Any] | tuple[tuple[str, Any], ...] = ()
+    """Variables of the chat template, such as `enable_thinking: false`; numbers, flags, texts."""
     random: RandomShape | Mapping[str, int] | None = None
     """Shape and seed, for path `random` and for `random_weights`."""
     random_weights: bool = False
@@ -76,10 +104,18 @@ class ModelSpec:
             raise UserError(f"model.device {self.device!r} is unknown: use auto, cpu or cuda")
         for name in ("max_input_tokens", "context"):
             check_whole_number(f"model.{name}", getattr(self, name), optional=True)
-        for profile, limit in _items(self.input_limits):
+        limits = _items("input_limits", self.input_limits, "official: 3500")
+        for profile, limit in limits:
             check_whole_number(f"model.input_limits.{profile}", limit)
-        if isinstance(self.input_limits, Mapping):
-            object.__setattr__(self, "input_limits", tuple(sorted(self.input_limits.items())))
+        variables = _items("chat_template_kwargs", self.chat_template_kwargs, "a_flag: false")
+        for name, value in variables:
+            if not str(name).isidentifier() or not isinstance(value, bool | int | float | str):
+                raise UserError(
+                    f"model.chat_template_kwargs.{name}={value!r} is no variable of a template:"
+                    " give a name and a flag, number or text"
+                )
+        object.__setattr__(self, "input_limits", tuple(sorted(limits)))
+        object.__setattr__(self, "chat_template_kwargs", tuple(sorted(variables)))
         if isinstance(self.random, Mapping):
             known = {f.name for f in fields(RandomShape)}
             for key in self.random:
@@ -145,6 +181,15 @@ class ModelSpec:
         return limits.get(profile, limits.get("official"))
 
 
+def text_family(config: Mapping[str, Any]) -> str:
+    """The `model_type` of the text model that a config.json describes."""
+    family = str(config.get("model_type"))
+    inner = config.get("text_config")
+    if family in WRAPPERS and isinstance(inner, Mapping):
+        return str(inner.get("model_type") or WRAPPERS[family])
+    return family
+
+
 def refuse_uncovered(path: str, family: str) -> None:
     """Raise UserError unless kvbench's attention serves this `model_type`."""
     if family not in FAMILIES:
@@ -178,7 +223,7 @@ def model_identity(spec: ModelSpec) -> dict[str, Any]:
         found["weights"] = _gguf_identity(gguf_file(spec), spec.package)
     else:
         config = _read_config(spec)
-        refuse_uncovered(spec.path, str(config.get("model_type")))
+        refuse_uncovered(spec.path, text_family(config))
         if spec.dtype == "auto":
             found["dtype"] = config.get("dtype") or config.get("torch_dtype") or "auto"
         if kind == "hub":

@@ -89,8 +89,8 @@ class Plan:
     @cached_property
     def digest(self) -> str:
         """Fingerprint of model, protocol and code: what all records of the run share."""
-        protocol = asdict(self.protocol)
-        return fingerprint([self.model_identity, self.model.context, protocol, road_code()])
+        model = [self.model_identity, self.model.context, self.model.chat_template_kwargs]
+        return fingerprint([*model, asdict(self.protocol), road_code()])
 
     def record_key(self, variant: Variant, sample: Sample) -> str:
         """Name the one result that a variant has on a sample, whichever run makes it.

@@ -43,7 +43,7 @@ class _Capture:
         self._recorder = recorder
         self._rotate = rotate
         self._tables = tables
-        self._last: tuple[Tensor, RotaryTable] | None = None
+        self._found: list[tuple[Tensor, RotaryTable]] = []
 
     def attend(
         self,
@@ -66,9 +66,7 @@ class _Capture:
                 statistics[skipped] = query_statistics(self._recorder.queries[0], skipped)
             k_pre, cos, sin = self._recorder.take()
             k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
-            if self._last is None or self._last[0] is not cos:
-                self._last = cos, self._tables.table(cos[0], sin[0])
-            rotary = Rotary(self._last[1], self._rotate)
+            rotary = Rotary(self._table(cos, sin), self._rotate)
         if self._needs.column_sums:
             sums = column_sums(q[0], k[0], rule)
         self.layers.append(
@@ -86,6 +84,14 @@ class _Capture:
             )
         )
         return causal_attention(q, k, v, rule)
+
+    def _table(self, cos: Tensor, sin: Tensor) -> RotaryTable:
+        """The table of what a layer turns by; layers of one kind are given the same tensors."""
+        for seen, table in self._found:
+            if seen is cos:
+                return table
+        self._found.append((cos, self._tables.table(cos[0], sin[0])))
+        return self._found[-1][1]
 
 
 def _check_finite(layers: Sequence[LayerState]) -> None:

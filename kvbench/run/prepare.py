@@ -9,8 +9,11 @@ from kvbench.decode.greedy import Stop
 from kvbench.model.loading import LoadedModel, load_tokenizer
 from kvbench.plan.plan import Plan
 from kvbench.plan.protocol import Protocol
-from kvbench.tasks.prompt import Prompt, PromptRules, render
+from kvbench.tasks.prompt import Prompt, PromptRules, input_limit, render
 from kvbench.tasks.task import Sample, Task
+
+_SPARE = 32
+"""Tokens that a cut prompt may gain where it is tokenized anew."""
 
 
 def read_samples(plan: Plan) -> tuple[Source, dict[Task, tuple[Sample, ...]]]:
@@ -26,16 +29,23 @@ def read_samples(plan: Plan) -> tuple[Source, dict[Task, tuple[Sample, ...]]]:
 
 
 def prompt_of(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:
-    """The sample's prompt under the plan's protocol, known to fit with what is generated."""
-    protocol = plan.protocol
-    prompt = render(
-        sample,
-        model.tokenizer,
-        PromptRules(protocol.truncation, protocol.chat_template),
-        max_input_tokens=protocol.max_input_tokens,
-        context_limit=model.geometry.context,
+    """The sample's prompt under the plan's protocol, known to fit with what is generated.
+
+    Where truncation is allowed, a prompt whose answer would cross the length at which a longrope
+    model changes its rotation is cut to end below it.
+    """
+    protocol, task = plan.protocol, sample.task
+    rules = PromptRules(protocol.truncation, protocol.chat_template)
+    made = partial(
+        render, sample, model.tokenizer, rules, context_limit=model.geometry.context
     )
-    model.check_length(len(prompt), sample.task.max_new_tokens)
+    prompt = made(max_input_tokens=protocol.max_input_tokens)
+    cuts = protocol.truncation == "middle" and not task.length_setting
+    border = model.geometry.rescaled_beyond
+    if cuts and border is not None and len(prompt) <= border < len(prompt) + task.max_new_tokens:
+        limit = input_limit(border, task, model.tokenizer, rules)
+        prompt = made(max_input_tokens=max(2, limit - _SPARE))
+    model.check_length(len(prompt), task.max_new_tokens)
     return prompt
 
 

@@ -210,6 +210,7 @@ def test_a_method_of_the_users_own_runs_when_allowed(
         ("model.dtype=bfloat16",),
         slow(("model.random.seed=1",)),
         ("model.max_input_tokens=500",),
+        ("+model.chat_template_kwargs.a_flag=false",),
         slow(("protocol.query_aware=false",)),
         ("protocol.first_token=compressed",),
         slow(("protocol.truncation=none",)),

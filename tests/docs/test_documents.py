@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 
 import pytest
 
 from kvbench.config.methods_document import methods_document
+from kvbench.model.spec import FAMILIES, WRAPPERS
 from support.paths import ROOT
 
 REMEDY = "run: python scripts/write_documents.py"
@@ -22,6 +24,14 @@ def test_the_readme_lists_the_methods_as_they_are():
     script = runpy.run_path(str(ROOT / "scripts" / "write_documents.py"))
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert readme == script["readme_with_table"](readme), REMEDY
+
+
+def test_the_readme_names_the_covered_families():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    section = readme.partition("## Models")[2].partition("\n## ")[0]
+    listed = section.partition("`model_type`:")[2].partition("; of")[0]
+    assert re.findall(r"`(\w+)`", listed) == list(FAMILIES)
+    assert all(f"`{wrapper}`" in section for wrapper in WRAPPERS)
 
 
 def test_every_method_file_says_where_it_differs():

@@ -29,6 +29,8 @@ from kvbench.prefill.reconstruction import (
     template_around,
 )
 from support import naive
+from support.cases import slow_unless
+from support.families import FAMILY_SETTINGS, window_of
 
 PROMPT = torch.randint(3, 90, (80,), generator=torch.Generator().manual_seed(5))
 SETTINGS = Reconstruction(30, "Repeat:", "Repeat_from:", 8, None)
@@ -102,11 +104,11 @@ def by_hand(eager: Any, ids: list[int], fed: list[int], keys: list[int]) -> list
     n, t = len(ids) + len(fed), len(fed)
 
     def recording(module: Any, q: Tensor, k: Tensor, v: Tensor, _: object, **kw: Any) -> Any:
-        seen.append((q[0], k[0], kw))
+        seen.append((q[0], k[0], {**kw, "sliding_window": window_of(module, kw)}))
         at = torch.arange(n)
         visible = at[None, :] <= at[:, None]
-        if kw.get("sliding_window") is not None:
-            visible &= at[None, :] > at[:, None] - kw["sliding_window"]
+        if (window := window_of(module, kw)) is not None:
+            visible &= at[None, :] > at[:, None] - window
         mask = torch.zeros(1, 1, n, n).masked_fill(~visible, float("-inf"))
         stock = sys.modules[type(module).__module__].eager_attention_forward
         return stock(module, q, k, v, mask, **kw)
@@ -141,6 +143,11 @@ def by_hand(eager: Any, ids: list[int], fed: list[int], keys: list[int]) -> list
     return scores
 
 
+@pytest.mark.parametrize(
+    "family",
+    slow_unless(lambda f: f in ("llama", "gemma2", "qwen2_moe", "cohere2"), FAMILY_SETTINGS),
+    indirect=True,
+)
 @pytest.mark.parametrize("sinks", [None, 2])
 def test_the_scores_equal_attention_recomputed_by_hand(
     family: tuple[LoadedModel, Any], sinks: int | None

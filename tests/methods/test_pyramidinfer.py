@@ -23,6 +23,7 @@ from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.selection import top_rows
+from support.families import window_of
 
 PROMPT = torch.randint(3, 96, (80,), generator=torch.Generator().manual_seed(3))
 
@@ -111,8 +112,8 @@ class ByHand:
         """Stock eager attention under a mask made of true positions."""
         at = self.at
         visible = at[None, :] <= at[:, None]
-        if kw.get("sliding_window") is not None:
-            visible &= at[None, :] > at[:, None] - kw["sliding_window"]
+        if (window := window_of(module, kw)) is not None:
+            visible &= at[None, :] > at[:, None] - window
         mask = torch.zeros(1, 1, len(at), len(at)).masked_fill(~visible, float("-inf"))
         stock = sys.modules[type(module).__module__].eager_attention_forward
         out, weights = stock(module, q, k, v, mask, **kw)
@@ -156,6 +157,9 @@ class ByHand:
         finally:
             network.set_attn_implementation("eager")
         logits = network.lm_head(network.model.norm(hidden))[0]
+        # Granite divides, Cohere multiplies.
+        logits = logits / getattr(network.config, "logits_scaling", 1.0)
+        logits = logits * getattr(network.config, "logit_scale", 1.0)
         bound = getattr(network.config, "final_logit_softcapping", None)
         return logits if bound is None else torch.tanh(logits / bound) * bound, fed
 

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from kvbench.model.attention import AttentionRule, causal_attention, column_sums
+from kvbench.base.errors import UserError
+from kvbench.model.attention import (
+    IMPLEMENTATION,
+    AttentionRule,
+    causal_attention,
+    column_sums,
+    dispatch,
+    register,
+)
+from support.cli import one_line
+from support.families import random_network
 
 LENGTHS = [1, 7, 63, 257]
 VARIANTS = [(None, None), (16, None), (None, 2.0), (16, 2.0)]
@@ -99,3 +111,68 @@ def test_bfloat16_attention_stays_near_float32() -> None:
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().max() < 0.05
     assert math.isfinite(float(half.sum()))
+
+
+def network_of(family: str, **settings: Any) -> Any:
+    """A random network of a family that is not covered, with kvbench's attention."""
+    register()
+    common = {"hidden_size": 32, "intermediate_size": 32, "vocab_size": 50, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1, "num_hidden_layers": 2}
+    config = AutoConfig.for_model(family, **{**common, **heads, **settings})
+    return AutoModelForCausalLM.from_config(config, attn_implementation=IMPLEMENTATION).eval()
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "said"),
+    [
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "GptOssAttention .* s_aux"),
+        (
+            "deepseek_v3",
+            {
+                "num_key_value_heads": 2,
+                "n_routed_experts": 2,
+                "n_group": 1,
+                "topk_group": 1,
+                "num_experts_per_tok": 1,
+                "kv_lora_rank": 8,
+                "q_lora_rank": 8,
+                "qk_nope_head_dim": 8,
+                "qk_rope_head_dim": 16,
+                "v_head_dim": 16,
+            },
+            "DeepseekV3Attention has keys of 24 numbers and values of 16",
+        ),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "Gemma3Attention looks ahead"),
+    ],
+)
+def test_attention_of_another_kind_is_refused(
+    family: str, settings: dict[str, Any], said: str
+) -> None:
+    network = network_of(family, **settings)
+    with pytest.raises(UserError, match=said) as error:
+        network(torch.tensor([[3, 4, 5]]), use_cache=False)
+    assert "family" in one_line(error)
+
+
+def test_dropout_and_unknown_words_are_refused_and_harmless_ones_are_not() -> None:
+    module = random_network("llama").model.layers[0].self_attn
+    q, k, v = (x[None] for x in random_qkv(5))
+
+    def attend(**words: Any) -> Tensor:
+        return dispatch(module, q, k, v, None, scaling=0.3, **words)[0]
+
+    expected = causal_attention(q, k, v, AttentionRule(0.3)).transpose(1, 2)
+    harmless = {"position_ids": torch.arange(5), "cache_position": None, "use_cache": True}
+    assert torch.equal(attend(dropout=0.0, **harmless, some_word=None), expected)
+    with pytest.raises(UserError, match=r"dropout=0\.1"):
+        attend(dropout=0.1)
+    with pytest.raises(UserError, match="is given some_word"):
+        attend(some_word=torch.ones(4))
+    with pytest.raises(UserError, match="is_causal=False"):
+        attend(is_causal=False)
+
+
+def test_a_network_in_training_that_drops_weights_is_refused() -> None:
+    network = network_of("llama", attention_dropout=0.25).train()
+    with pytest.raises(UserError, match=r"LlamaAttention drops weights .*dropout=0\.25"):
+        network(torch.tensor([[3, 4, 5]]), use_cache=False)

@@ -9,6 +9,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,22 @@ from typing import Any
 import pytest
 
 from support.cases import slow
-from support.families import random_network, saved
+from support.families import random_network, saved, saved_wrapper
+from support.tokenizers import THINKING, byte_bpe
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.fixture
 def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
+    """A loopback server with one repository."""
+    with serving("owner/small", saved(tmp_path / "repo")) as server:
+        yield server
+
+
+@contextmanager
+def serving(repository: str, folder: Path) -> Iterator[tuple[str, list[str]]]:
     """A loopback server that speaks the hub's file protocol for one repository."""
-    folder = saved(tmp_path / "repo")
     asked: list[str] = []
 
     class Hub(BaseHTTPRequestHandler):
@@ -49,16 +57,16 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
             path = self.path.split("?")[0]
             asked.append(path)
             parts = path.strip("/").split("/")
-            if path.startswith("/api/models/owner/small"):
+            if path.startswith(f"/api/models/{repository}"):
                 files = [{"rfilename": f.name} for f in sorted(folder.iterdir())]
-                facts = {"id": "owner/small", "sha": COMMIT, "siblings": files}
+                facts = {"id": repository, "sha": COMMIT, "siblings": files}
                 tree = [
                     {"type": "file", "path": f.name, "size": f.stat().st_size, "oid": f.name}
                     for f in sorted(folder.iterdir())
                 ]
                 body = tree if "/tree/" in path else facts
                 return self.answer(json.dumps(body).encode(), "application/json", "facts")
-            if parts[:3] != ["owner", "small", "resolve"]:
+            if parts[:3] != [*repository.split("/"), "resolve"]:
                 return self.refuse("RepoNotFound")
             if parts[3] not in ("main", COMMIT):
                 return self.refuse("RevisionNotFound")
@@ -81,19 +89,28 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def ask_the_hub(endpoint: str, home: Path, path: str, **environment: str) -> dict[str, Any]:
-    """Load a hub model in a process of its own, since the client reads its settings at import."""
+    """Load a hub model, or the preset of a name without a slash, and let it answer.
+
+    In a process of its own, since the client reads its settings at import.
+    """
     code = f"""
         import json, sys
-        from kvbench.base.errors import UserError
-        from kvbench.model.loading import ModelSpec, load
-        path, _, revision = {path!r}.partition("@")
+        import kvbench
+        name, _, revision = {path!r}.partition("@")
+        settings = {{"revision": revision}} if revision else {{}}
         try:
-            model = load(ModelSpec("m", path, revision=revision or None, device="cpu"))
-        except UserError as error:
+            model = kvbench.load_model(name, device="cpu", dtype="float32", **settings)
+        except kvbench.UserError as error:
             print(json.dumps({{"error": str(error)}}))
             sys.exit()
         norm = sum(float(p.double().norm()) for p in model.network.parameters())
-        print(json.dumps({{"identity": model.identity, "norm": norm}}))
+        context = model.prefill("a long text " * 9)
+        answers = [
+            context.compress(method, budget).generate("what?", max_new_tokens=4)
+            for method, budget in [("fullkv", 1.0), ("spindlekv", 0.6)]
+        ]
+        seen = {{"norm": norm, "closing": context.closing, "answers": answers}}
+        print(json.dumps({{"identity": model.loaded.identity, **seen}}))
     """
     variables = {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "HF_HUB_DISABLE_XET": "1"}
     done = subprocess.run(
@@ -132,3 +149,32 @@ def test_a_model_the_hub_does_not_have_is_one_clear_line(
     error = ask_the_hub(hub[0], tmp_path / "home", path)["error"]
     assert path.partition("@")[0] in error and path.partition("@")[2] in error
     assert "check the name" in error and "\n" not in error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("preset", "repository", "family"),
+    [
+        ("gemma-3-4b-it", "google/gemma-3-4b-it", "gemma3"),
+        ("smollm3-3b", "HuggingFaceTB/SmolLM3-3B", "smollm3"),
+        ("glm-4-9b", "zai-org/GLM-4-9B-0414", "glm4"),
+    ],
+)
+def test_a_preset_loads_from_the_hub_and_answers(
+    preset: str, repository: str, family: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "repo"
+    if family == "gemma3":
+        network = saved_wrapper(folder, old_names=True).model.language_model
+    else:
+        network = random_network(family, vocab_size=420)
+        network.save_pretrained(folder)
+        byte_bpe(THINKING).save_pretrained(folder)
+    with serving(repository, folder) as (endpoint, _):
+        found = ask_the_hub(endpoint, tmp_path / "home", preset)
+    assert "error" not in found, found["error"]
+    assert found["identity"]["path"] == repository and found["identity"]["revision"] == COMMIT
+    norm = sum(float(p.double().norm()) for p in network.parameters())
+    assert found["norm"] == pytest.approx(norm)
+    assert len(found["answers"]) == 2
+    assert found["closing"].endswith("</think>\n\n") is (preset == "smollm3-3b")

@@ -14,7 +14,6 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from kvbench.base.errors import UserError
 from kvbench.model import loading as model_module
@@ -24,7 +23,7 @@ from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from support.cli import one_line
-from support.families import random_network, saved
+from support.families import random_network, rescaling_network, saved, saved_wrapper
 from support.models import shipped_spec
 from support.paths import CONF
 
@@ -103,7 +102,7 @@ def test_a_local_folder_of_every_family_loads(family: str, tmp_path: Path) -> No
     torch.testing.assert_close(logits, eager, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mamba", "gemma3", "opt"])
+@pytest.mark.parametrize("family", ["gpt2", "mamba", "gemma3n", "mistral3", "opt"])
 def test_a_family_that_is_not_covered_is_refused_by_name(family: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family}))
     (tmp_path / "model.safetensors").write_bytes(b"")
@@ -111,6 +110,31 @@ def test_a_family_that_is_not_covered_is_refused_by_name(family: str, tmp_path: 
         load(ModelSpec("m", str(tmp_path)))
     text = one_line(error)
     assert repr(family) in text and ", ".join(FAMILIES) in text
+
+
+@pytest.mark.parametrize("old_names", [True, False])
+def test_of_a_model_of_texts_and_pictures_the_text_model_is_loaded(
+    old_names: bool, tmp_path: Path
+) -> None:
+    eager = saved_wrapper(tmp_path, old_names)
+    model = load(ModelSpec("", str(tmp_path), device="cpu"))
+    assert model.network.config.model_type == "gemma3_text"
+    assert not any("vision" in name for name, _ in model.network.named_parameters())
+    assert model.geometry.layers == 3 and model.eos_ids == {1, 9}
+    logits = capture(model, IDS, Needs()).last_logits
+    torch.testing.assert_close(
+        logits, eager(IDS[None], use_cache=False).logits[0, -1], atol=1e-4, rtol=0
+    )
+
+
+def test_a_model_of_texts_and_pictures_that_lacks_text_weights_is_refused(tmp_path: Path) -> None:
+    saved_wrapper(tmp_path, True)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["language_model.model.layers.1.self_attn.k_proj.weight"]
+    save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(UserError, match="lacks 1 of its weights") as error:
+        load(ModelSpec("m", str(tmp_path), device="cpu"))
+    one_line(error)
 
 
 def test_pickled_weights_are_not_loaded(tmp_path: Path) -> None:
@@ -232,31 +256,7 @@ def test_the_byte_tokenizer_gives_back_every_text(tiny: LoadedModel) -> None:
 
 @pytest.mark.parametrize("rope_type", ["longrope", "dynamic"])
 def test_generation_across_a_change_of_rotation_is_refused(rope_type: str) -> None:
-    rope = {
-        "rope_type": rope_type,
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "short_factor": [1.0] * 8,
-        "long_factor": [4.0] * 8,
-        "original_max_position_embeddings": 64,
-    }
-    if rope_type == "dynamic":
-        for key in ("short_factor", "long_factor"):
-            del rope[key]
-    config = AutoConfig.for_model(
-        "phi3" if rope_type == "longrope" else "llama",
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=64,
-        num_hidden_layers=1,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=256,
-        original_max_position_embeddings=64,
-        rope_parameters=rope,
-        pad_token_id=0,
-    )
-    network = AutoModelForCausalLM.from_config(config)
+    network = rescaling_network(rope_type)
     model = wrap(network, byte_tokenizer(256), ModelSpec("long", "random"), {})
     model.check_length(40, 24)
     model.check_length(65, 100)

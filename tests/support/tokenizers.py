@@ -11,6 +11,15 @@ CHATML = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
+THINKING = (  # as Qwen3's and SmolLM3's
+    "<|user|>{{ messages[0]['content'] }}<|end|><|assistant|>\n"
+    "{%- if enable_thinking is defined and enable_thinking is false %}"
+    "{{- '\n<think>\n\n</think>\n\n' }}{% else %}{{ '\n' }}{% endif %}"
+)
+TODAY = (  # as Llama-3.2's, SmolLM3's and Mistral's
+    "{% if strftime_now is defined %}{% set d = strftime_now('%d %b %Y') %}{% endif %}{{ d }}|"
+    "{{ strftime_now('%d %B %Y') }}|{{ strftime_now('%Y-%m-%d') }} {{ messages[0]['content'] }}"
+)
 STRIPPING = CHATML.replace("m['content']", "m['content'] | trim")
 
 
