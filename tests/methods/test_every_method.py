@@ -318,6 +318,37 @@ def test_spindlekv_without_eviction_meets_the_budget_through_the_thresholds():
     assert cache.facts["theta_key"] < 0.98
 
 
+@pytest.mark.parametrize("changed", [{}, {"heads": "kv"}, {"magnitude": False}, {"evict": False}])
+@pytest.mark.parametrize("r", [0.2, 0.4])
+def test_spindlekv_meets_formula15_as_printed_where_asked(changed, r):
+    prefill = naive.random_prefill(400, distinct=200, dim=32)
+    method = SpindleKV(match="formula15", **changed)
+    cache = fit_budget(method, prefill, Budget(fraction=r))
+    found = ledger(prefill, cache)
+    assert cache.facts["saturated"] is False
+    assert found.ratio_formula15_printed == pytest.approx(r, abs=0.005)
+    assert found.ratio_bytes > found.ratio_formula15_printed, "it leaves out norms and positions"
+
+
+@pytest.mark.parametrize("budget", [Budget(fraction=0.4), Budget(tokens=100)])
+def test_spindlekv_without_eviction_uses_the_thresholds_as_given_where_asked(budget):
+    prefill = naive.random_prefill(400, distinct=350, dim=16)
+    cache = fit_budget(SpindleKV(evict=False, match="eviction"), prefill, budget)
+    assert (cache.facts["theta_key"], cache.facts["theta_value"]) == (0.98, 0.95)
+    assert ledger(prefill, cache).kept_ratio == 1.0
+
+
+@pytest.mark.parametrize("match", ["bytes", "formula15"])
+def test_spindlekv_without_eviction_meets_a_budget_in_tokens_as_their_share(match):
+    prefill = naive.random_prefill(400, distinct=350, dim=16)
+    method = SpindleKV(evict=False, match=match)
+    cache = fit_budget(method, prefill, Budget(tokens=200))
+    found = ledger(prefill, cache)
+    share = found.ratio_bytes if match == "bytes" else found.ratio_formula15_printed
+    assert share == pytest.approx(0.5, abs=0.005)
+    assert cache.facts["evaluations"] > 1
+
+
 def test_spindlekv_ablations_change_what_they_name():
     prefill = naive.random_prefill(300, distinct=100)
     budget = Budget(fraction=0.5)
