@@ -59,7 +59,7 @@ class Method(ABC):
         return None
 
     match: str = "bytes"
-    """`bytes`: a fractional budget is met in bytes; `formula15`: in SpindleKV's Formula 15 as printed.
+    """What a fractional budget is met in: `bytes`; or `formula15`, SpindleKV's as printed.
     `eviction`: it is used as the nominal one."""
 
     def share_to_meet(self, budget: Budget, tokens: int) -> float | None:

@@ -27,7 +27,7 @@ from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from support import naive
-from support.methods import CHOICES, METHODS
+from support.methods import CHOICES, METHODS, composed
 from support.paths import CONF
 
 
@@ -247,6 +247,30 @@ def test_streamingllm_by_hand():
     prefill = naive.random_prefill(100)
     kept = _positions(StreamingLLM(recent=32).compress(prefill, Budget(tokens=64)))
     assert kept[0][0] == [*range(32), *range(68, 100)]
+
+
+@pytest.mark.parametrize("positions", ["original", "cache"])
+@pytest.mark.parametrize("tokens", [7, 100, 257])
+def test_streamingllm_repeated_per_query_head_pays_for_the_copies(tokens, positions):
+    prefill = naive.random_prefill(tokens)  # four query heads, two KV heads
+    repeat = StreamingLLM(store="repeat", positions=positions)
+    found = fit_budget(repeat, prefill, Budget(fraction=0.4))
+    native = StreamingLLM(positions=positions).compress(prefill, Budget(fraction=0.2))
+    assert found.nbytes == 2 * native.nbytes
+    for ours, theirs in zip(found.layers, native.layers, strict=True):
+        (a,), (b,) = ours.materialize(), theirs.materialize()
+        for name in ("k", "v", "positions"):
+            assert torch.equal(getattr(a, name), getattr(b, name).repeat_interleave(2, 0))
+    asked = Budget(tokens=min(5, tokens))
+    assert ledger(prefill, repeat.compress(prefill, asked)).kept_tokens[0] == asked.tokens
+
+
+def test_the_baselines_of_spindlekvs_table_8_hold_as_many_tokens_at_a_budget():
+    rows = yaml.safe_load((CONF / "experiment/spindlekv/table8.yaml").read_text("utf-8"))["rows"]
+    prefill = naive.random_prefill(400)
+    methods = [composed(*row) for row in rows if "method=spindlekv" not in row]
+    found = [fit_budget(m, prefill, Budget(fraction=0.4)) for m in methods]
+    assert len({fmean(ledger(prefill, cache).kept_tokens) for cache in found}) == 1
 
 
 def test_streamingllm_rotates_keys_to_their_place_in_the_cache():

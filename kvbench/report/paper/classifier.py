@@ -10,7 +10,7 @@ from typing import Any
 from kvbench.base.errors import UserError
 from kvbench.classifier.trained import MANIFEST
 from kvbench.report.paper.published import Figure
-from kvbench.report.paper.table import Beside, Number
+from kvbench.report.paper.table import Beside, Number, Shares
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
 
 _QUANTITIES = ("accuracy", "recall", "f1")
@@ -87,7 +87,11 @@ class ClassifierNumbers:
         """Our accuracy, recall or F1 in per cent."""
         return Number(figure.whole * self.classifier.scores[figure.task])
 
-    def obstacles(self, figure: Figure) -> list[str]:
+    def shares(self, figure: Figure, beside: Beside) -> Shares | None:
+        """A classifier holds no cache."""
+        return None
+
+    def obstacles(self, figure: Figure, beside: Beside) -> list[str]:
         """The paper's prompts are its own; the encoder may differ."""
         found = ["other prompts (the paper's 9551 are not published)"]
         if self.classifier.name != figure.model:
