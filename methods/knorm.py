@@ -4,7 +4,7 @@ Paper: A Simple and Effective L2 Norm-Based Strategy for KV Cache Compression (D
 2024), section 4. Code read: kvpress 0.5.5.
 
 Differs from the paper:
-- Every layer is compressed; the paper leaves the first two whole in language modelling.
+- Every layer is compressed; the paper leaves the first two whole in language modeling.
 - Acts once, after the prefill.
 - No token is kept for being recent (`window=0`), as in kvpress.
 """

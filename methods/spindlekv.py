@@ -8,11 +8,13 @@ Differs from the paper:
 - Eq. 5's upper branch ends at 2 r_c - 1; the printed 1 - 2 r_c is negative. For r_c <= beta,
   which Eq. 5 leaves open, every layer keeps r_c of the context.
 - l_w has no printed value: 32, SnapKV's. The window stays out of eviction and codebook.
-- The budget is met in bytes by solving for the eviction ratio (`match=eviction`: r is the
+- The budget is met in bytes by solving for the eviction ratio (`match=formula15`: in Formula 15
+  as printed, which leaves out norms, positions and most of the indices; `match=eviction`: r is the
   eviction ratio, as in the paper). A budget smaller than the window keeps the newest tokens only.
 - Codebooks are built per KV head (`scope=head`); Formula 15 reads as one per layer.
 - With `evict=false` the whole context is kept and the thresholds must meet the budget: both
-  angles are scaled by one factor until the bytes do.
+  angles are scaled by one factor until the cache does; C tokens are then their share C / T of it.
+  With `match=eviction` the thresholds are used as given, whatever the budget.
 - Another method's eviction can take the place of Eq. 2 to 7 (`method/evict=snapkv`): its rows are
   written with codebooks, and `window`, `heads`, `beta`, `score` and `pool` are its own.
 - Misprints of Algorithm 1 mended: the degree is the row sum of G, the mask is a logical NOT.
@@ -54,7 +56,7 @@ class SpindleKV(Method):
     kernel: int = 7  # with pool; SnapKV's
     window_in_codebook: bool = False  # Eq. 7: Gamma_r holds selected context only
     merge_every: int = 64  # generated tokens per merge into the codebooks; 0: never
-    match: str = "bytes"  # `eviction`: the budget is the eviction ratio, as in the paper
+    match: str = "bytes"  # `formula15`: as printed; `eviction`: the budget is the eviction ratio
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -68,7 +70,7 @@ class SpindleKV(Method):
         check_choice("pool", self.pool, "none", "max", "average")
         check_odd("kernel", self.kernel)
         check_range("merge_every", self.merge_every, 0)
-        check_choice("match", self.match, "bytes", "eviction")
+        check_choice("match", self.match, "bytes", "formula15", "eviction")
         if isinstance(self.evict, ScoringMethod):
             check_base("evict", self.evict)
 
@@ -84,13 +86,21 @@ class SpindleKV(Method):
         """Codebook sizes depend on how similar the vectors are."""
         return True
 
+    def share_to_meet(self, budget: Budget, tokens: int) -> float | None:
+        """Without eviction tokens, too, are a share that the thresholds must meet."""
+        if not self.evict and self.match != "eviction":
+            return budget.tokens_per_head(tokens) / tokens
+        return super().share_to_meet(budget, tokens)
+
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return codebook stores at the eviction ratio `budget` (without eviction: at angles)."""
-        widening = 1.0 if self.evict else prefill.tokens / budget.tokens_per_head(prefill.tokens)
-        theta_key, theta_value = (
-            math.cos(min(math.acos(theta) * widening, math.pi / 2))
-            for theta in (self.theta_key, self.theta_value)
-        )
+        theta_key, theta_value = self.theta_key, self.theta_value
+        if not self.evict and self.match != "eviction":
+            widening = prefill.tokens / budget.tokens_per_head(prefill.tokens)
+            theta_key, theta_value = (
+                math.cos(min(math.acos(theta) * widening, math.pi / 2))
+                for theta in (theta_key, theta_value)
+            )
         stores = []
         counts = self.context_rows(prefill, budget)
         for layer, (window, context) in zip(prefill.layers, counts, strict=True):

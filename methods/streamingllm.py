@@ -8,6 +8,8 @@ Differs from the paper:
   or after each token in its perplexity script, which is what `during_decode` does.
 - Keys keep their original positions; `positions=cache` re-rotates them to their index in the
   cache, as the official code does.
+- Rows are stored once per KV head; `store=repeat` stores a copy per query head, as KVCache-Factory
+  does, and the copies count.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import RowStore, gather_rows, store_rows
 from kvbench.cache.segments import PlainRows
 from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
@@ -36,6 +39,7 @@ class StreamingLLM(Method):
     recent: int | None = None  # newest tokens; set: the rest of the budget are initial tokens
     positions: str = "original"  # `cache`: official code, rotate by index in the cache
     during_decode: bool = False  # official: evict after each forward; kvbench: the prompt only
+    store: str = "native"  # `repeat`: a copy per query head, as KVCache-Factory
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -43,6 +47,9 @@ class StreamingLLM(Method):
         if self.recent is not None:
             check_range("recent", self.recent, 1)
         check_choice("positions", self.positions, "original", "cache")
+        check_choice("store", self.store, "native", "repeat")
+        if self.store == "repeat" and self.during_decode:
+            raise UserError("method.store=repeat keeps what is generated: give during_decode=false")
 
     @property
     def needs(self) -> Needs:
@@ -52,7 +59,9 @@ class StreamingLLM(Method):
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return the same rows for every layer and head; no score is computed."""
         tokens = prefill.tokens
-        kept = max(1, whole(budget.tokens_per_head(tokens)))
+        layer = prefill.layers[0]
+        copies = layer.query_heads // layer.kv_heads if self.store == "repeat" else 1
+        kept = max(1, whole(budget.tokens_per_head(tokens, copies)))
         newest = kept - min(self.sinks, kept - 1) if self.recent is None else self.recent
         newest = min(newest, kept)
         rows = torch.cat([torch.arange(kept - newest), torch.arange(tokens - newest, tokens)])
@@ -70,12 +79,12 @@ class StreamingLLM(Method):
         return Stream(band, newest, layer.rotary, layer.rule.sliding_window is not None)
 
     def _store(self, layer: LayerState, kept: Tensor, newest: int) -> Store:
-        rows = kept.expand(layer.kv_heads, -1)
+        rows = kept.expand(layer.query_heads if self.store == "repeat" else layer.kv_heads, -1)
         if self.positions == "original":
             return store_rows(layer, rows)
         assert layer.k_pre is not None
         assert layer.rotary is not None
-        index = torch.arange(len(kept), device=kept.device).expand(layer.kv_heads, -1)
+        index = torch.arange(len(kept), device=kept.device).expand(len(rows), -1)
         keys = layer.rotary.rotate(gather_rows(layer.k_pre, rows), index)
         band = Band(keys, gather_rows(layer.v, rows), index.to(torch.int32))
         return RowStore((band,), layer.rule.sliding_window is not None)

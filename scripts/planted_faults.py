@@ -84,8 +84,8 @@ FAULTS = (
     Fault(
         "theta 0.9 instead of 0.98",
         "methods/spindlekv.py",
-        "for theta in (self.theta_key, self.theta_value)",
-        "for theta in (0.9, self.theta_value)",
+        "theta_key, theta_value = self.theta_key, self.theta_value",
+        "theta_key, theta_value = 0.9, self.theta_value",
     ),
     Fault(
         "prompts truncated at the end",

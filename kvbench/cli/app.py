@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import enum
+import os
+import traceback
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from kvbench.base.errors import UserError
+from kvbench.base.errors import Fault, UserError
 from kvbench.base.version import __version__
 from kvbench.cli.output import say
 
 
 class _OneLineErrors(TyperGroup):
-    """Prints a user's mistake as one line on stderr and exits 2; Ctrl-C exits 130."""
+    """Prints a user's mistake as one line on stderr and exits 2; Ctrl-C exits 130.
+
+    A fault of kvbench's own is a line too and exits 1. KVBENCH_DEBUG=1 prints tracebacks of both.
+    """
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
         try:
             return super().invoke(ctx)
-        except UserError as error:
-            say(f"kvbench: {' '.join(str(error).split())}\n", err=True)
-            raise typer.Exit(2) from error
+        except (UserError, Fault) as error:
+            debugging = os.environ.get("KVBENCH_DEBUG", "") not in ("", "0")
+            if debugging:
+                say(traceback.format_exc(), err=True)
+            said = " ".join(str(error).split())
+            if isinstance(error, UserError):
+                say(f"kvbench: {said}\n", err=True)
+                raise typer.Exit(2) from error
+            hint = "" if debugging else "; KVBENCH_DEBUG=1 shows the traceback"
+            say(f"kvbench: a fault of kvbench's own, please report it ({said}){hint}\n", err=True)
+            raise typer.Exit(1) from error
         except KeyboardInterrupt as stopped:
             said = "kvbench: stopped; what is recorded stays, and the same command goes on"
             typer.echo(said, err=True)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import typer
 
-from kvbench.base.errors import UserError
+from kvbench.base.errors import Fault, UserError
 
 _CONTROL = re.compile(r"\x1b(?!\[[\d;]*m)|[\x00-\x08\x0b-\x1a\x1c-\x1f\x7f-\x9f\ud800-\udfff]")
 """What acts on a terminal instead of showing on it, tabs, line ends and colors left out."""
@@ -22,13 +23,18 @@ def say(text: str, err: bool = False) -> None:
 
 @contextmanager
 def reading_records() -> Iterator[None]:
-    """Say in one line what readers of a run folder stumble over: the folder may be anybody's."""
+    """Say in one line that an unexpected error is a fault of kvbench's own.
+
+    A folder may be anybody's, and what it holds that kvbench does not write is refused as it is
+    read (`kvbench.records`), in the name of the file and the value. What fails later is no fault
+    of the folder's.
+    """
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        raise UserError(
-            f"a record holds what kvbench does not write ({type(error).__name__}: {error}): move"
-            " the file away"
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        raise Fault(
+            f"{type(error).__name__}: {error}, in {Path(place.filename).name}:{place.lineno}"
         ) from error
 
 

@@ -1,7 +1,8 @@
-"""Meeting a budget in bytes: the one mechanism for every method whose bytes follow the data.
+"""Meeting a budget in memory: the one mechanism for every method whose bytes follow the data.
 
 A codebook's size, a union of rows or ragged heads cannot be set by formula, so the nominal budget
-is searched on the prompt at hand until the measured bytes are the budget asked for. The result
+is searched on the prompt at hand until the measured bytes (or, where a method says so, Formula 15
+as printed) are the budget asked for. The result
 depends on nothing but the prompt, the method and the budget, so a resumed run repeats it.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from kvbench.cache.ledger import ledger
 from kvbench.cache.rows import store_whole
 from kvbench.cache.store import Compressed
 from kvbench.compress.budget import Budget
@@ -16,7 +18,7 @@ from kvbench.compress.method import Method
 from kvbench.prefill.state import Prefill
 
 TOLERANCE = 0.004
-"""Search ends when the measured share of the native bytes is this close to the budget."""
+"""Search ends when the measured share of the native cache is this close to the budget."""
 
 _MOST_EVALUATIONS = 9
 
@@ -30,9 +32,9 @@ def fit_budget(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
     """Compress so that the cache really holds the budget (methods.md A1.5, A1.6).
 
     A prompt that fits is kept whole by every method. A fractional budget of a method whose bytes
-    follow the data is met within `TOLERANCE` by searching the nominal budget, unless the method
-    says `match="eviction"`; where even a nominal budget of 1 stays below it, everything is kept
-    and the facts say `saturated`.
+    follow the data is met within `TOLERANCE` by searching the nominal budget, in bytes or in the
+    reading that the method's `match` names, unless that is `eviction`; where even a nominal budget
+    of 1 stays below it, everything is kept and the facts say `saturated`.
 
     Returns:
         The compressed cache; its facts gain `nominal`, `saturated` and `evaluations` where a
@@ -40,8 +42,8 @@ def fit_budget(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
     """
     if budget.keeps_whole(prefill.tokens):
         return keep_whole(prefill)
-    target = budget.fraction
-    if target is None or not method.bytes_follow_data or method.match == "eviction":
+    target = method.share_to_meet(budget, prefill.tokens)
+    if target is None:
         return method.compress(prefill, budget)
 
     lower = low = (0.0, 0.0)
@@ -52,7 +54,7 @@ def fit_budget(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
     while evaluations < _MOST_EVALUATIONS:
         compressed = method.compress(prefill, Budget(fraction=nominal))
         evaluations += 1
-        share = compressed.nbytes / prefill.nbytes
+        share = _measured_share(method, prefill, compressed)
         if best is None or abs(share - target) < abs(best[1] - target):
             best = (nominal, share, compressed)
         if abs(share - target) <= TOLERANCE or (nominal == 1.0 and share < target):
@@ -75,6 +77,12 @@ def fit_budget(method: Method, prefill: Prefill, budget: Budget) -> Compressed:
     )
 
 
+def _measured_share(method: Method, prefill: Prefill, compressed: Compressed) -> float:
+    if method.match == "formula15":
+        return ledger(prefill, compressed).ratio_formula15_printed
+    return compressed.nbytes / prefill.nbytes
+
+
 def _next_nominal(
     lower: tuple[float, float],
     low: tuple[float, float],
@@ -87,7 +95,7 @@ def _next_nominal(
         lower: (nominal, share) measured before `low`; (0, 0) until there is one.
         low: the highest measured below the target; (0, 0) until one is.
         high: the lowest measured above it; None until one is.
-        target: share of the native bytes wanted.
+        target: share of the native cache wanted.
     """
     one, other = (lower, low) if high is None else (low, high)
     rise = other[1] - one[1]

@@ -59,7 +59,18 @@ class Method(ABC):
         return None
 
     match: str = "bytes"
-    """`bytes`: a fractional budget is met in bytes. `eviction`: it is used as the nominal one."""
+    """What a fractional budget is met in: `bytes`; or `formula15`, SpindleKV's as printed.
+    `eviction`: it is used as the nominal one."""
+
+    def share_to_meet(self, budget: Budget, tokens: int) -> float | None:
+        """Share of the native cache that the nominal budget is searched for; None: no search.
+
+        Args:
+            budget: what may be held.
+            tokens: T.
+        """
+        searched = self.bytes_follow_data and self.match != "eviction"
+        return budget.fraction if searched else None
 
     @abstractmethod
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:

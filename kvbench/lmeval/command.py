@@ -125,7 +125,7 @@ def _settings(flags: Sequence[str]) -> Any:
     """lm-eval's settings of its flags, checked by lm-eval.
 
     Raises:
-        UserError: a flag is unknown, has a bad value, or has no part here.
+        UserError: a flag is unknown, has a bad value, or does not apply to kvbench.
     """
     quiet = logging.getLogger("lm_eval")
     quiet.setLevel(os.environ.get("LMEVAL_LOG_LEVEL", "ERROR").upper())

@@ -194,6 +194,19 @@ _TASK: Mapping[str, Any] = {
     "max_new_tokens": int,
     "one_token_answers": bool,
 }
+_WHERE_PRESENT: Mapping[str, Mapping[str, Any]] = {
+    "model": {"path": str, "dtype": str, "revision": str | None, "source": str},
+    "data": {"revision": str | None},
+    "protocol": {
+        **{f: str for f in ("truncation", "chat_template", "stop", "min_new_tokens")},
+        **{f: str for f in ("code_similarity", "first_token")},
+        "query_aware": bool,
+        "max_input_tokens": int | None,
+        "max_new_tokens": int | None,
+    },
+    "config": {"task": dict[str, Any], "protocol": dict[str, Any], "limit": int | None},
+}
+"""Node of a header -> its entries that older ones lack."""
 _FILE_NAME = re.compile(r"[^/\\\x00-\x1f\x7f.][^/\\\x00-\x1f\x7f]{0,199}")
 _NUMBER = re.compile(r"\d+(\.\d+)?(e-?\d+)?")
 
@@ -261,6 +274,10 @@ def _check(path: Path, line: Mapping[str, Any]) -> None:
         for name, hint in hints.items():
             if not fits(node.get(name), hint) or node[name] == []:
                 raise _damaged(path, name, node.get(name))
+    for name, hints in _WHERE_PRESENT.items():
+        for entry in hints.keys() & line[name].keys():
+            if not fits(line[name][entry], hints[entry]):
+                raise _damaged(path, entry, line[name][entry])
     for task in line["tasks"]:
         if not _FILE_NAME.fullmatch(task["name"]):  # figures are files with the task's name
             raise _damaged(path, "name", task["name"])

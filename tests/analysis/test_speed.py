@@ -171,7 +171,7 @@ def test_throughput_is_all_tokens_over_all_time() -> None:
     tokens, latency = (f for f in beside.published.figures if f.method == "WindowKV")
     assert numbers.ours(tokens, beside, set()).value == pytest.approx(8192 / 8)
     assert numbers.ours(latency, beside, set()).value == pytest.approx(1000 * 8 / 8192)
-    assert numbers.obstacles(tokens) == []
+    assert numbers.obstacles(tokens, beside) == []
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from statistics import fmean
 
 import hydra
 import pytest
@@ -32,6 +33,7 @@ from kvbench.classifier.training import (
     labeled_prompts,
     split,
     train,
+    trained_tfidf,
 )
 from kvbench.cli.main import app
 from kvbench.config.planning import plan_from_config
@@ -41,7 +43,7 @@ from kvbench.run.loop import execute
 from kvbench.tasks.longbench import LongBench
 from support.cli import one_line
 
-TRAINING = Training(epochs=6, batch_size=8, learning_rate=3e-3, dropout=0.1)
+TRAINING = Training(epochs=6, batch_size=8, learning_rate=3e-3, dropout=0.1, splits=1)
 
 
 def _examples(count=60):
@@ -101,7 +103,8 @@ def trained(tmp_path_factory, encoder):
     found = {}
     for kind, path in (("tfidf", None), ("encoder", encoder)):
         out = tmp_path_factory.mktemp("trained") / kind
-        found[kind] = (str(out), train(out, _examples(), replace(TRAINING, encoder=path)))
+        tested = train(out, _examples(), replace(TRAINING, encoder=path))
+        found[kind] = (str(out), tested.held_out)
     return found
 
 
@@ -122,7 +125,7 @@ def test_the_same_seed_trains_the_same_classifier(trained, kind, encoder, tmp_pa
     state = torch.random.get_rng_state()
     path = encoder if kind == "encoder" else None
     again = train(tmp_path / "again", _examples(), replace(TRAINING, encoder=path))
-    assert again == found
+    assert again.held_out == found
     assert classifier_digest(str(tmp_path / "again")) == classifier_digest(folder)
     assert torch.equal(state, torch.random.get_rng_state())
 
@@ -131,8 +134,6 @@ def test_trained_tfidf_says_what_scikit_learn_says():
     pytest.importorskip("sklearn", reason="the extra classifier is not installed")
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
-
-    from kvbench.classifier.training import trained_tfidf
 
     rng = random.Random(1)
     words = [f"word{i}" for i in range(40)]
@@ -187,8 +188,44 @@ def test_a_tenth_of_each_task_type_is_held_out_and_never_trained_on():
     assert split(examples, 0) == (kept, held_out) != split(examples, 1)
 
 
+def test_each_split_and_each_left_out_task_is_a_training_of_its_own(tmp_path):
+    pytest.importorskip("sklearn", reason="the extra classifier is not installed")
+    # The words of `odd` are those of the other type, so no other task can tell it.
+    kinds = {"qa": LOCALISATION, "report": AGGREGATION, "odd": AGGREGATION, "page": AGGREGATION}
+    asked = {"qa": "who where", "odd": "who where", "report": "in one page", "page": "in one page"}
+    examples = [
+        Example(f"{asked[task]} {task}{i} {asked[task]}", task_type, task)
+        for task, task_type in kinds.items()
+        for i in range(10)
+    ]
+    training = Training(splits=3, seed=5)
+    tested = train(tmp_path / "out", examples, training)
+    for seed, found in zip((5, 6, 7), tested.splits, strict=True):
+        kept, held_out = split(examples, seed)
+        assert found == held_out_scores(trained_tfidf(kept, seed), held_out)
+    left_out = {found.task: found for found in tested.left_out}
+    assert left_out.keys() == {"report", "odd", "page"}, "without qa nothing localizes"
+    for task, found in left_out.items():
+        others = trained_tfidf([e for e in examples if e.task != task], 5)
+        own = [e for e in examples if e.task == task]
+        assert found.right == sum(others.task_type(e.text) == kinds[task] for e in own)
+        assert (found.prompts, found.task_type) == (10, AGGREGATION)
+    assert (left_out["odd"].right, left_out["report"].right) == (0, 10)
+    assert "aggregation 20 of 30 right; none right of odd" in tested.lines[1]
+    quick = train(tmp_path / "out", examples, Training(splits=1, leave_out=False))
+    assert (len(quick.splits), quick.left_out) == (1, ())
+
+
+def test_prompts_of_a_file_may_say_their_task(tmp_path):
+    lines = [{"text": "a", "label": LOCALISATION, "task": "mine"}]
+    lines.append({"text": "b", "label": AGGREGATION})
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    assert [e.task for e in labeled_prompts(str(tmp_path / "p.jsonl"), [])] == ["mine", ""]
+
+
 def test_longbench_prompts_are_labeled_by_the_oracle():
     examples = labeled_prompts("sample", ["qasper", "trec"])
+    assert {e.task for e in examples} == {"qasper", "trec"}
     assert {e.task_type for e in examples} == {LOCALISATION, AGGREGATION}
     (task,) = LongBench(["qasper"]).tasks()
     sample = next(LongBench(["qasper"]).samples(task, open_source("sample")))
@@ -250,6 +287,8 @@ def test_the_command_trains_and_says_how_to_use_it(tmp_path):
     assert f"method.classifier={out}" in result.output
     WindowKV(classifier=str(out))
     assert json.loads((out / MANIFEST).read_text())["held_out"]["accuracy"] == 1.0
+    assert "10 splits: accuracy 100.00% on average, 100.00% to 100.00%" in result.output
+    assert "no task was left out" in result.output, "these prompts say no task"
 
 
 @pytest.mark.parametrize(
@@ -283,7 +322,8 @@ def test_bad_paths_and_settings_are_refused_in_one_line(tmp_path):
     with pytest.raises(UserError, match=r"encoder .*empty cannot be loaded") as caught:
         train(tmp_path / "out", _examples(5), replace(TRAINING, encoder=str(tmp_path / "empty")))
     one_line(caught)
-    for changed in ({"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"dropout": 1.0}):
+    bad = {"epochs": 0, "splits": 0, "batch_size": 0, "learning_rate": 0.0, "dropout": 1.0}
+    for changed in ({name: value} for name, value in bad.items()):
         with pytest.raises(UserError, match=f"{next(iter(changed))} .* out of range: give"):
             replace(TRAINING, **changed)
 
@@ -325,12 +365,13 @@ def test_the_papers_table_is_one_run_and_one_report(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     folder = "results/runs/windowkv-table4"
     WindowKV(classifier=folder)
-    held_out = json.loads((tmp_path / folder / MANIFEST).read_text())["held_out"]
+    splits = json.loads((tmp_path / folder / MANIFEST).read_text())["splits"]
     report = CliRunner().invoke(app, ["report", preset]).stdout
     for name, published in (("accuracy", "92.69"), ("recall", "95.19"), ("f1", "94.75")):
-        difference = 100 * held_out[name] - float(published)
-        for text in (f"{100 * held_out[name]:.2f}", published, f"{difference:+.2f}†"):
+        mean = 100 * fmean(split[name] for split in splits)
+        for text in (f"{mean:.2f}", published, f"{mean - float(published):+.2f}†"):
             assert text in report
+    assert "Each task left out of the training: localization " in report
     assert "other encoder (ours TF-IDF, published bert-base-cased)" in report
     assert "TF-IDF" in CliRunner().invoke(app, ["report", folder]).stdout
 

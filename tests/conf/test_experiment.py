@@ -84,6 +84,17 @@ def test_a_preset_sets_what_its_paper_did(name: str) -> None:
             assert tasks == {task.name for task in plans[0].tasks}
 
 
+def test_spindlekvs_own_experiments_count_memory_as_the_paper_prints_it() -> None:
+    rows = [
+        (name, row)
+        for name, choice in EXPERIMENTS.items()
+        for row in choice.config.get("rows", [])
+        if name.startswith("spindlekv/") and "method=spindlekv" in row
+    ]
+    assert len({name for name, _ in rows}) == 12
+    assert all("method.match=formula15" in row for _, row in rows)
+
+
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_a_preset_begins_with_its_source(name: str) -> None:
     paper, _, part = name.partition("/")
@@ -157,7 +168,15 @@ def test_words_of_the_user_win_over_the_presets() -> None:
     assert [task.name for task in plan.tasks] == ["qasper"]
     assert [variant.label for variant in plan.variants] == [
         "fullkv",
-        *(f"{m}@{b}" for b in (0.1, 32) for m in ("pyramidinfer", "pyramidkv_kvf", "spindlekv")),
+        *(
+            f"{method}@{b}{changed}"
+            for b in (0.1, 32)
+            for method, changed in (
+                ("pyramidinfer", ""),
+                ("pyramidkv_kvf", ""),
+                ("spindlekv", "[match=formula15]"),
+            )
+        ),
     ]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import runpy
 
 import pytest
 
+from kvbench.compress.budget import Budget
 from kvbench.config.methods_document import methods_document
 from kvbench.model.spec import FAMILIES, WRAPPERS
+from support import naive
 from support.paths import ROOT
 
 REMEDY = "run: python scripts/write_documents.py"
@@ -38,6 +41,20 @@ def test_every_method_file_says_where_it_differs():
     for file in (ROOT / "methods").glob("*.py"):
         if file.name != "__init__.py":
             assert "Differs from the paper:" in file.read_text(encoding="utf-8"), file.name
+
+
+def test_the_readmes_own_method_keeps_what_is_said_of_it(tmp_path, monkeypatch):
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = readme.partition("```python\n# methods/strided.py\n")[2].partition("```")[0]
+    (tmp_path / "strided_read.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    method = importlib.import_module("strided_read").Strided()
+    prefill = naive.random_prefill(100)
+    steps, others = list(range(0, 68, 4)), [at for at in range(68) if at % 4]
+    for more in (0, 5, len(steps), 30):  # kept before the window of 32
+        cache = method.compress(prefill, Budget(tokens=32 + more))
+        kept = cache.layers[0].materialize()[0].positions[0].tolist()
+        assert kept == sorted((steps + others)[:more]) + list(range(68, 100))
 
 
 def test_the_readmes_own_method_runs_from_outside(tmp_path, monkeypatch):

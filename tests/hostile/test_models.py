@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvbench.api import Model
+from kvbench.base.bounded import bounded
 from kvbench.base.errors import UserError
 from kvbench.classifier import trained as classifier
 from kvbench.model.chat import chat_around
 from kvbench.model.loading import ModelSpec, load
 from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
+from kvbench.tasks import prompt
+from kvbench.tasks.longbench import LongBench
+from kvbench.tasks.task import Sample
 from support.cli import one_line
 
 CODE = "import pathlib\npathlib.Path(__file__).with_name('it-ran').touch()\n"
@@ -149,6 +155,32 @@ def test_a_chat_template_stays_in_its_sandbox_and_fails_in_one_line(
     with pytest.raises(UserError) as error:
         chat_around(tokenizer)
     assert "chat template fails" in one_line(error)
+
+
+def test_a_chat_template_that_never_ends_is_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inner = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    (folder / "chat_template.jinja").write_text(inner, encoding="utf-8")
+    monkeypatch.setattr(prompt, "TEMPLATE_SECONDS", 0.2)
+    model = loaded(folder)
+    (task,) = LongBench(["qasper"]).tasks()
+    asked = Sample(id="0", task=task, context="A lamp.", input="What?", answers=["A lamp"])
+    for apply in (
+        lambda: prompt.render(asked, model.tokenizer, prompt.PromptRules()),
+        lambda: Model(model).prefill("A lamp."),
+    ):
+        with pytest.raises(UserError) as error:
+            apply()
+        assert "chat template is not done after 0.2 s" in one_line(error)
+    assert not any(thread.name == "bounded call" for thread in threading.enumerate())
+
+
+def test_a_bounded_call_returns_or_raises_what_the_call_does() -> None:
+    assert bounded(lambda: [1], 5) == [1]
+    assert bounded(lambda: None, 5) is None
+    with pytest.raises(ZeroDivisionError):
+        bounded(lambda: 1 / 0, 5)
 
 
 JSON_FILES = ("config.json", "tokenizer_config.json", "generation_config.json", "tokenizer.json")

@@ -88,6 +88,58 @@ def test_any_odd_value_of_a_run_folder_is_shown_or_one_line(
     assert "<script>x" not in result.stdout or "html" not in command
 
 
+@pytest.mark.parametrize("command", COMMANDS[:1] + COMMANDS[5:])
+@pytest.mark.parametrize("debugging", ["", "1"])
+def test_a_fault_of_ours_is_told_apart_from_a_folders_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: list[str], debugging: str
+) -> None:
+    folder = str(write_shard(tmp_path, HEADER, records(SCORES)).parent)
+
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError("sorted")
+
+    monkeypatch.setattr("kvbench.records.reader.Record", broken)
+    monkeypatch.setenv("KVBENCH_DEBUG", debugging)
+    folders = [folder] * (2 if command == ["compare"] else 1)
+    result = CliRunner().invoke(app, [command[0], *folders, *command[1:]])
+    assert result.exit_code == 1
+    *before, said = result.stderr.splitlines()
+    assert said.startswith("kvbench: a fault of kvbench's own, please report it (KeyError: 'sorted")
+    assert ("KVBENCH_DEBUG=1 shows the traceback" in said) == (not debugging)
+    assert any("in broken" in line for line in before) == bool(debugging) == bool(before)
+
+
+def test_a_mistake_shows_where_it_was_noticed_where_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KVBENCH_DEBUG", "1")
+    result = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert result.exit_code == 2
+    assert result.stderr.startswith("Traceback (most recent call last):")
+    assert result.stderr.splitlines()[-1].startswith("kvbench: ")
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (("model", "revision"), 2.5),
+        (("model", "dtype"), []),
+        (("protocol", "stop"), {"a": 1}),
+        (("protocol", "query_aware"), "x"),
+        (("config", "task"), "x"),
+        (("config", "limit"), [1]),
+    ],
+)
+def test_a_foreign_value_of_a_header_is_named(
+    tmp_path: Path, place: tuple[str, ...], value: object
+) -> None:
+    head = with_value({**HEADER, "config": {**HEADER["config"], "limit": 1}}, place, value)
+    folder = write_shard(tmp_path, head, records(SCORES)).parent
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert result.exit_code == 2
+    assert f"has a damaged header ({place[-1]} is {value!r})" in result.stderr
+
+
 @pytest.mark.parametrize("name", ["../../x", "/tmp/x", "..", "a\\b", "a\0b"])
 def test_a_tasks_name_does_not_lead_figures_out_of_their_folder(tmp_path: Path, name: str) -> None:
     head = needle_header(["fullkv"], [500], [0])

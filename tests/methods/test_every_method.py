@@ -27,7 +27,7 @@ from kvbench.methods.streamingllm import StreamingLLM
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from support import naive
-from support.methods import CHOICES, METHODS
+from support.methods import CHOICES, METHODS, composed
 from support.paths import CONF
 
 
@@ -249,6 +249,30 @@ def test_streamingllm_by_hand():
     assert kept[0][0] == [*range(32), *range(68, 100)]
 
 
+@pytest.mark.parametrize("positions", ["original", "cache"])
+@pytest.mark.parametrize("tokens", [7, 100, 257])
+def test_streamingllm_repeated_per_query_head_pays_for_the_copies(tokens, positions):
+    prefill = naive.random_prefill(tokens)  # four query heads, two KV heads
+    repeat = StreamingLLM(store="repeat", positions=positions)
+    found = fit_budget(repeat, prefill, Budget(fraction=0.4))
+    native = StreamingLLM(positions=positions).compress(prefill, Budget(fraction=0.2))
+    assert found.nbytes == 2 * native.nbytes
+    for ours, theirs in zip(found.layers, native.layers, strict=True):
+        (a,), (b,) = ours.materialize(), theirs.materialize()
+        for name in ("k", "v", "positions"):
+            assert torch.equal(getattr(a, name), getattr(b, name).repeat_interleave(2, 0))
+    asked = Budget(tokens=min(5, tokens))
+    assert ledger(prefill, repeat.compress(prefill, asked)).kept_tokens[0] == asked.tokens
+
+
+def test_the_baselines_of_spindlekvs_table_8_hold_as_many_tokens_at_a_budget():
+    rows = yaml.safe_load((CONF / "experiment/spindlekv/table8.yaml").read_text("utf-8"))["rows"]
+    prefill = naive.random_prefill(400)
+    methods = [composed(*row) for row in rows if "method=spindlekv" not in row]
+    found = [fit_budget(m, prefill, Budget(fraction=0.4)) for m in methods]
+    assert len({fmean(ledger(prefill, cache).kept_tokens) for cache in found}) == 1
+
+
 def test_streamingllm_rotates_keys_to_their_place_in_the_cache():
     prefill = naive.random_prefill(20)
     layer = prefill.layers[0]
@@ -316,6 +340,37 @@ def test_spindlekv_without_eviction_meets_the_budget_through_the_thresholds():
     assert found.kept_ratio == 1.0
     assert found.ratio_bytes == pytest.approx(0.5, abs=0.01)
     assert cache.facts["theta_key"] < 0.98
+
+
+@pytest.mark.parametrize("changed", [{}, {"heads": "kv"}, {"magnitude": False}, {"evict": False}])
+@pytest.mark.parametrize("r", [0.2, 0.4])
+def test_spindlekv_meets_formula15_as_printed_where_asked(changed, r):
+    prefill = naive.random_prefill(400, distinct=200, dim=32)
+    method = SpindleKV(match="formula15", **changed)
+    cache = fit_budget(method, prefill, Budget(fraction=r))
+    found = ledger(prefill, cache)
+    assert cache.facts["saturated"] is False
+    assert found.ratio_formula15_printed == pytest.approx(r, abs=0.005)
+    assert found.ratio_bytes > found.ratio_formula15_printed, "it leaves out norms and positions"
+
+
+@pytest.mark.parametrize("budget", [Budget(fraction=0.4), Budget(tokens=100)])
+def test_spindlekv_without_eviction_uses_the_thresholds_as_given_where_asked(budget):
+    prefill = naive.random_prefill(400, distinct=350, dim=16)
+    cache = fit_budget(SpindleKV(evict=False, match="eviction"), prefill, budget)
+    assert (cache.facts["theta_key"], cache.facts["theta_value"]) == (0.98, 0.95)
+    assert ledger(prefill, cache).kept_ratio == 1.0
+
+
+@pytest.mark.parametrize("match", ["bytes", "formula15"])
+def test_spindlekv_without_eviction_meets_a_budget_in_tokens_as_their_share(match):
+    prefill = naive.random_prefill(400, distinct=350, dim=16)
+    method = SpindleKV(evict=False, match=match)
+    cache = fit_budget(method, prefill, Budget(tokens=200))
+    found = ledger(prefill, cache)
+    share = found.ratio_bytes if match == "bytes" else found.ratio_formula15_printed
+    assert share == pytest.approx(0.5, abs=0.005)
+    assert cache.facts["evaluations"] > 1
 
 
 def test_spindlekv_ablations_change_what_they_name():

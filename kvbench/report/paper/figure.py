@@ -25,8 +25,11 @@ from kvbench.report.table.stats import Interval, holm
 from kvbench.report.table.table import Column, Row, Table
 
 _HEADING_WIDTH = 20
-_BYTES = "ratio_bytes"
-_BYTES_TITLE = "share of the native cache's bytes"
+_MEASURED = {
+    "ratio_bytes": "share of the native cache's bytes",
+    "ratio_formula15_printed": "share of the native cache (Formula 15 as printed)",
+}
+"""Ratio of a record that series can be drawn over -> the axis' title."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,8 @@ class FigureSpec:
 
     title: str
     x: str
-    """Title of the axis; `ratio_bytes`: a series is drawn over its measured share of bytes."""
+    """Title of the axis; `ratio_bytes` or `ratio_formula15_printed`: a series is drawn over its
+    measured share of the native cache."""
     series: Mapping[str, Mapping[str, Sequence[str]]]
     """Name -> place on the axis -> our rows without their budget, of which a run has one."""
     y: str = "score"
@@ -61,20 +65,20 @@ class FigureSpec:
         return cls(series=series, **values)
 
     @property
-    def by_bytes(self) -> bool:
+    def is_measured(self) -> bool:
         """Whether places are measured."""
-        return self.x == _BYTES
+        return self.x in _MEASURED
 
     @property
     def x_title(self) -> str:
         """Title of the axis in words."""
-        return _BYTES_TITLE if self.by_bytes else self.x
+        return _MEASURED.get(self.x, self.x)
 
     @property
     def lines(self) -> bool:
         """Whether places are numbers, joined by lines; else there are bars."""
         places = {x for of_series in self.series.values() for x in of_series}
-        return self.by_bytes or all(x.replace(".", "", 1).isdigit() for x in places)
+        return self.is_measured or all(x.replace(".", "", 1).isdigit() for x in places)
 
 
 @dataclass(frozen=True)
@@ -107,7 +111,7 @@ def parts(tables: Sequence[Table], spec: FigureSpec) -> list[FigurePart]:
     found = []
     for table in tables:
         model = table.headers[-1].model.name
-        if spec.by_bytes:
+        if spec.is_measured:
             found.append(_part(table, spec, model, None))
             continue
         budgets = dict.fromkeys(row.budget for row in table.rows if not row.is_baseline)
@@ -160,8 +164,8 @@ def _places(
     for series, of_series in spec.series.items():
         for x, names in of_series.items():
             rows = [row for row in table.rows if row.series in names]
-            if spec.by_bytes:
-                ratios = [(row.ratio(_BYTES), row) for row in rows]
+            if spec.is_measured:
+                ratios = [(row.ratio(spec.x), row) for row in rows]
                 for ratio, row in sorted((r for r in ratios if r[0] is not None), key=_first):
                     yield series, f"{ratio:.3f}", row
             else:

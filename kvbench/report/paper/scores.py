@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from statistics import fmean
 
 from kvbench.config.catalog import choices
 from kvbench.plan.names import LM_EVAL, SAMPLE
 from kvbench.records.header import RunHeader
 from kvbench.report.paper.published import Figure
-from kvbench.report.paper.table import Beside, Number, at_budget
+from kvbench.report.paper.table import Beside, Number, Shares, at_budget
 from kvbench.report.sheets.card import protocol_card
 from kvbench.report.table.columns import FULL_AVERAGE
 from kvbench.report.table.needle import is_needle
@@ -18,6 +19,9 @@ from kvbench.report.table.table import Row, Table, TaskColumn, metric_name
 
 PAPER = "paper"
 """The protocol profile of the papers' tables."""
+
+_AS_PRINTED = 0.05
+"""Points that papers round shares to."""
 
 _CACHE = "cache_memory_MB"
 """The column of PyramidKV's memory table that is no score."""
@@ -52,8 +56,16 @@ class ScoreNumbers:
         known = [ours.value for ours in found if ours.value is not None and not ours.partial]
         return Number(fmean(known) if len(known) == len(tasks) else None)
 
-    def obstacles(self, figure: Figure) -> list[str]:
-        """Another model, other data, fewer samples, another protocol."""
+    def shares(self, figure: Figure, beside: Beside) -> Shares | None:
+        """Means over samples, then tasks, then our rows."""
+        rows = [r for r in _rows_for(figure, self._table_for(figure), beside) if not r.is_baseline]
+        if not rows:
+            return None
+        printed = [row.ratio("ratio_formula15_printed") for row in rows]
+        return Shares(_mean(printed), _mean([row.ratio("ratio_bytes") for row in rows]))
+
+    def obstacles(self, figure: Figure, beside: Beside) -> list[str]:
+        """Another model, other data, fewer samples, another protocol, another reading of memory."""
         table = self._table_for(figure)
         header = table.headers[-1]
         found = []
@@ -66,6 +78,22 @@ class ScoreNumbers:
         found += _other_protocol(header)
         if figure.task == _CACHE:
             found.append("other cache (ours in MiB, the mean over the prompts)")
+        apart = max((self._apart.get(name, 0.0) for name in beside.names(figure)), default=0.0)
+        if figure.reserve_ratio and apart >= _AS_PRINTED:
+            found.append(
+                f"two readings of memory ({figure.method}'s bytes are up to {apart:.1f} points off"
+                " Formula 15 as printed)"
+            )
+        return found
+
+    @cached_property
+    def _apart(self) -> Mapping[str, float]:
+        """Series -> how many points its bytes lie off Formula 15 as printed, at most."""
+        found: dict[str, float] = {}
+        for row in (row for table in self.tables for row in table.rows):
+            printed, held = row.ratio("ratio_formula15_printed"), row.ratio("ratio_bytes")
+            if printed is not None and held is not None and not row.is_baseline:
+                found[row.series] = max(found.get(row.series, 0.0), 100 * abs(held - printed))
         return found
 
     def _table_for(self, figure: Figure) -> Table:
@@ -96,6 +124,11 @@ def _other_protocol(header: RunHeader) -> list[str]:
     given = header.protocol_settings
     changed = [f"{k}={given[k]}" for k in published if given.get(k, published[k]) != published[k]]
     return [f"other protocol (ours {', '.join(changed)})"] if changed else []
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
 
 
 def _task_for(figure: Figure, table: Table, beside: Beside) -> TaskColumn | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kvbench.plan.settings import Lengths
 from kvbench.records.speed import Speed, SpeedRun
 from kvbench.report.paper.published import Figure
-from kvbench.report.paper.table import Beside, Number, at_budget
+from kvbench.report.paper.table import Beside, Number, Shares, at_budget
 
 _LENGTHS = re.compile(r"(?:context|prefill) (\d+), generate (\d+)")
 
@@ -24,15 +24,19 @@ class SpeedNumbers:
 
     def ours(self, figure: Figure, beside: Beside, columns: set[str]) -> Number:
         """Our speed of the same method and budget."""
-        run = self._run_for(figure)
-        for name in beside.names(figure):
-            speeds = [speed for speed in run.speeds if speed.series == name]
-            place = at_budget(figure, speeds)
-            if place is not None:
-                return Number(_quantities(speeds[place], run.lengths)[figure.task])
-        return Number(None)
+        speed = self._speed_for(figure, beside)
+        if speed is None:
+            return Number(None)
+        return Number(_quantities(speed, self._run_for(figure).lengths)[figure.task])
 
-    def obstacles(self, figure: Figure) -> list[str]:
+    def shares(self, figure: Figure, beside: Beside) -> Shares | None:
+        """Bytes; the factors of Formula 15 are no part of a measured speed."""
+        speed = self._speed_for(figure, beside)
+        if speed is None or speed.is_baseline:
+            return None
+        return Shares(None, speed.cache_bytes / speed.native_bytes)
+
+    def obstacles(self, figure: Figure, beside: Beside) -> list[str]:
         """Another model, machine or length; what random weights keep is not what a model's do."""
         run = self._run_for(figure)
         machine = str(run.machine.get("gpu") or run.machine.get("cpu") or run.machine.get("device"))
@@ -52,6 +56,15 @@ class SpeedNumbers:
                 f" published {' + '.join(printed.groups())})"
             )
         return found
+
+    def _speed_for(self, figure: Figure, beside: Beside) -> Speed | None:
+        """Our speed of the same method and budget."""
+        for name in beside.names(figure):
+            speeds = [speed for speed in self._run_for(figure).speeds if speed.series == name]
+            place = at_budget(figure, speeds)
+            if place is not None:
+                return speeds[place]
+        return None
 
     def _run_for(self, figure: Figure) -> SpeedRun:
         """Our run of the same model; else the newest of any."""

@@ -21,7 +21,7 @@ from kvbench.report.paper.shape import (
     footnote_marks,
     marks_within,
 )
-from kvbench.report.sheet import NOT_COMPARABLE, Cell, Sheet
+from kvbench.report.sheet import NOT_COMPARABLE, Cell, Heading, Sheet, SheetRow, cells
 
 NEAR = 0.03
 """How far a printed share may lie from the budget it was aimed at."""
@@ -62,6 +62,16 @@ class Number:
     """Whether samples are missing from it."""
 
 
+@dataclass(frozen=True)
+class Shares:
+    """What ours hold of the native cache, in [0, 1], in two readings; None: not measured."""
+
+    formula15: float | None
+    """SpindleKV's Formula 15 as printed, by which papers count."""
+    bytes: float | None
+    """Every tensor held, by which kvbench counts."""
+
+
 class Numbers(Protocol):
     """What a run folder holds, as numbers to lay beside a paper's."""
 
@@ -72,7 +82,10 @@ class Numbers(Protocol):
     def ours(self, figure: Figure, beside: Beside, columns: set[str]) -> Number:
         """Ours for a printed number, in a block with these columns."""
 
-    def obstacles(self, figure: Figure) -> list[str]:
+    def shares(self, figure: Figure, beside: Beside) -> Shares | None:
+        """What ours hold where a number was printed; None: not measured, or the whole cache."""
+
+    def obstacles(self, figure: Figure, beside: Beside) -> list[str]:
         """What keeps ours from being compared with it."""
 
 
@@ -106,7 +119,10 @@ def at_budget(figure: Figure, rows: Sequence[Measured]) -> int | None:
 
 
 def paper_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
-    """Return the paper's table with ours, published and difference in each cell."""
+    """Return the paper's table with ours, published and difference in each cell.
+
+    Where shares of the cache were printed, a second table lays ours beside them.
+    """
     published = beside.published
     marks = footnote_marks(published)
     sheets = []
@@ -122,7 +138,8 @@ def paper_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
                 ]
             )
         sheets.append(block_sheet(block, values, marks))
-    notes = ("In each cell: ours, published, difference.", *_differences(published, numbers))
+    sheets += _share_sheets(beside, numbers)
+    notes = ("In each cell: ours, published, difference.", *_differences(beside, numbers))
     notes += footnote_lines(published)
     return [*sheets[:-1], replace(sheets[-1], notes=notes, card=numbers.card)]
 
@@ -132,7 +149,8 @@ def paper_csv(beside: Beside, numbers: Numbers) -> str:
     out = io.StringIO()
     names = [field.name for field in fields(Figure)]
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow([*names, "ours", "difference", "not comparable"])
+    shares = ("ours ratio_formula15_printed", "ours ratio_bytes")
+    writer.writerow([*names, "ours", "difference", *shares, "not comparable"])
     for block in blocks(beside.published):
         printed = [f for line in block.lines for f in line.figures if f is not None]
         columns = _columns(printed)
@@ -140,8 +158,50 @@ def paper_csv(beside: Beside, numbers: Numbers) -> str:
             value = numbers.ours(figure, beside, columns).value
             ours, difference = ("", "") if value is None else _texts(figure, value)
             known = (getattr(figure, name) for name in names)
-            writer.writerow([*known, ours, difference, "; ".join(numbers.obstacles(figure))])
+            held = numbers.shares(figure, beside) or Shares(None, None)
+            texts = ("" if x is None else f"{x:.4f}" for x in (held.formula15, held.bytes))
+            obstacles = "; ".join(numbers.obstacles(figure, beside))
+            writer.writerow([*known, ours, difference, *texts, obstacles])
     return out.getvalue()
+
+
+def _share_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
+    """What ours hold beside the shares that were printed; no sheet where none was measured."""
+    printed: dict[tuple[str, ...], Figure] = {}
+    for figure in beside.published.figures:
+        if figure.reserve_ratio:
+            labels = (figure.model, figure.method, figure.setting, figure.reserve_ratio)
+            printed.setdefault(labels, figure)
+    held = [(figure, numbers.shares(figure, beside)) for figure in printed.values()]
+    measured = [(figure, shares) for figure, shares in held if shares is not None]
+    if not measured:
+        return []
+    names = [
+        name
+        for name in ("model", "method", "setting")
+        if name == "method" or len({getattr(figure, name) for figure in printed.values()}) > 1
+    ]
+    reading = "Formula 15 as printed, %"
+    headings = (*map(Heading, names), Heading(reading, "Formula 15\nas printed, %"))
+    rows = tuple(
+        SheetRow(
+            (
+                *cells(*(getattr(figure, name) for name in names)),
+                _share(shares.formula15, figure),
+                _share(shares.bytes, figure),
+            )
+        )
+        for figure, shares in measured
+    )
+    title = "Share of the native cache that is held"
+    return [Sheet(title, (*headings, Heading("bytes, %")), rows, labels=len(names))]
+
+
+def _share(value: float | None, figure: Figure) -> Cell:
+    printed = figure.reserve_ratio.rstrip("%")
+    if value is None:
+        return Cell("-", printed)
+    return Cell(f"{100 * value:.1f}", f"{printed}\n{100 * value - float(printed):+.1f}")
 
 
 def _columns(figures: Iterable[Figure | None]) -> set[str]:
@@ -155,7 +215,7 @@ def _cell(
     printed = figure.score + footnotes
     if ours.value is None:
         return Cell("-", printed)
-    mark = NOT_COMPARABLE if numbers.obstacles(figure) else ""
+    mark = NOT_COMPARABLE if numbers.obstacles(figure, beside) else ""
     text, difference = _texts(figure, ours.value)
     return Cell(text + "*" * ours.partial, f"{printed}\n{difference}{mark}")
 
@@ -166,8 +226,9 @@ def _texts(figure: Figure, value: float) -> tuple[str, str]:
     return f"{value:.{digits}f}", f"{value - float(figure.score):+.{digits}f}"
 
 
-def _differences(published: PublishedTable, numbers: Numbers) -> list[str]:
-    obstacles = dict.fromkeys(o for figure in published.figures for o in numbers.obstacles(figure))
+def _differences(beside: Beside, numbers: Numbers) -> list[str]:
+    figures = beside.published.figures
+    obstacles = dict.fromkeys(o for figure in figures for o in numbers.obstacles(figure, beside))
     if not obstacles:
         return []
     ours: dict[str, list[str]] = {}

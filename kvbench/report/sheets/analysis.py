@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from kvbench.plan.names import FIGURES
-from kvbench.report.paper.classifier import classifier_sheet, tested_classifier
+from kvbench.report.paper.classifier import classifier_sheets, tested_classifier
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
 from kvbench.report.sheets.speed import speed_runs, speed_sheet
 
@@ -22,7 +22,7 @@ def analysis_sheets(folder: Path) -> list[Sheet]:
     """
     found = [speed_sheet(run) for run in speed_runs(folder)]
     if (classifier := tested_classifier(folder)) is not None:
-        found.append(classifier_sheet(classifier))
+        found += classifier_sheets(classifier)
     for name in FIGURES:
         path = folder / f"{name}.csv"
         if path.is_file():

@@ -123,7 +123,7 @@ def share_of(image: np.ndarray, color: str) -> float:
     return float((np.abs(image.astype(int) - rgb).max(-1) <= 3).mean())
 
 
-def test_nought_is_red_half_amber_one_green_and_a_missing_cell_hatched(folder: Path) -> None:
+def test_zero_is_red_half_amber_one_green_and_a_missing_cell_hatched(folder: Path) -> None:
     table = table_of(folder)
     (grid,) = grids(table)
     with figures.style():

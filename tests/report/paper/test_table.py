@@ -10,7 +10,7 @@ import pytest
 from kvbench.config.catalog import choices
 from kvbench.report.paper.published import published_table
 from kvbench.report.paper.scores import ScoreNumbers
-from kvbench.report.paper.table import Beside, paper_sheets
+from kvbench.report.paper.table import Beside, paper_csv, paper_sheets
 from kvbench.report.table.table import Table, tables_of
 from support.cli import cli, done
 from support.runs import PROTOCOL, header, records, write_shard
@@ -47,9 +47,9 @@ def test_a_footnote_marks_the_printed_number(tmp_path: Path) -> None:
     scores = {"spindlekv@0.3": {task: [0.25] for task in tasks}}
     table = small_table(tmp_path, scores, model=LLAMA3, protocol=PAPER)
     beside = Beside(published_table("spindlekv/table10"), {"SpindleKV": ["spindlekv"]})
-    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
+    sheet, _ = paper_sheets(beside, ScoreNumbers([table]))
     marked = [cell.below for row in sheet.rows for cell in row.cells if "¹" in cell.below]
-    assert marked == ["60.04¹\n-35.04"]
+    assert marked == ["60.04¹\n-35.04†"]  # its bytes are not its Formula 15
 
 
 def test_what_cannot_be_compared_is_marked_with_every_reason(tmp_path: Path) -> None:
@@ -111,11 +111,53 @@ def test_a_printed_ratio_takes_our_nearest_budget(tmp_path: Path) -> None:
     scores = {f"spindlekv@{b}": {task: [v] for task in SIX} for b, v in values.items()}
     table = small_table(tmp_path, scores, model=LLAMA3)
     beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
-    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
+    sheet, _ = paper_sheets(beside, ScoreNumbers([table]))
     found = {
         row.cells[2].text: row.cells[3].text for row in sheet.rows if "w/." in row.cells[1].text
     }
     assert found == {"39.1%": "40.00", "29.3%": "30.00", "21.2%": "-"}
+
+
+def shared(folder: Path, printed: float, held: float) -> Table:
+    """A row at 0.4 that holds these shares, by Formula 15 as printed and in bytes."""
+    scores = {label: {task: [0.25] for task in SIX} for label in ("fullkv", "spindlekv@0.4")}
+    head = header(labels=list(scores), tasks=list(SIX), model=LLAMA3, protocol=PAPER)
+    head["config"]["limit"] = None
+    ratios = {"ratio_formula15_printed": printed, "ratio_bytes": held}
+    write_shard(folder, head, records(scores, **ratios))
+    (table,) = tables_of(folder)
+    return table
+
+
+def test_the_papers_share_stands_beside_ours_in_its_reading_and_in_bytes(tmp_path: Path) -> None:
+    beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
+    numbers = ScoreNumbers([shared(tmp_path, 0.3998, 0.4208)])
+    scores, shares = paper_sheets(beside, numbers)
+    (row,) = shares.rows
+    assert [(cell.text, cell.below) for cell in row.cells] == [
+        ("SpindleKV", ""),
+        ("w/. repeat", ""),
+        ("40.0", "39.1\n+0.9"),
+        ("42.1", "39.1\n+3.0"),
+    ]
+    said = "two readings of memory (SpindleKV's bytes are up to 2.1 points off Formula 15"
+    assert any(said in note for note in shares.notes)
+    (marked,) = (row for row in scores.rows if row.cells[2].text == "39.1%" and "†" in str(row))
+    assert marked.cells[1].text == "w/. repeat"
+    lines = [line for line in paper_csv(beside, numbers).splitlines() if "w/. repeat,39.1" in line]
+    assert lines and all(",0.3998,0.4208," in line and said in line for line in lines)
+
+
+def test_a_table_whose_columns_are_methods_shows_the_shares_too(tmp_path: Path) -> None:
+    beside = Beside(published_table("spindlekv/table8"), {"SpindleKV": ["spindlekv"]})
+    *_, shares = paper_sheets(beside, ScoreNumbers([shared(tmp_path, 0.3998, 0.4208)]))
+    assert [cell.text for cell in shares.rows[0].cells] == ["SpindleKV", "40.0", "42.1"]
+
+
+def test_rows_that_hold_what_formula_15_prints_are_no_obstacle(tmp_path: Path) -> None:
+    beside = Beside(published_table("spindlekv/table2"), {"SpindleKV w/. repeat": ["spindlekv"]})
+    _, shares = paper_sheets(beside, ScoreNumbers([shared(tmp_path, 0.4, 0.4004)]))
+    assert not any("cannot be compared" in note for note in shares.notes)
 
 
 def test_report_of_an_experiment_reads_its_folder(
