@@ -22,6 +22,7 @@ from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
 from kvbench.model.loading import LoadedModel
 from kvbench.plan.variant import Variant
+from kvbench.run.memory import Bytes
 from kvbench.run.sample import Limits, Outcome, Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
@@ -75,7 +76,7 @@ def outcomes(
     model: LoadedModel, works: Sequence[Work], width: int, memory: int = ROOM, **changes: Any
 ) -> dict[tuple[str, str], Outcome]:
     """Sample and variant -> what it came to."""
-    limits = Limits(width, memory, **changes)
+    limits = Limits(width, Bytes({model.device: memory}), **changes)
     found: dict[tuple[str, str], Outcome] = {}
     for work, outcome in evaluate(model, works, limits, Heard()):
         key = (work.sample.id, outcome.variant.label)
