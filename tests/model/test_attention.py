@@ -8,7 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvbench.model.attention import AttentionRule, causal_attention, column_sums
+from kvbench.model.attention import (
+    AttentionRule,
+    attention_at,
+    causal_attention,
+    column_sums,
+    packed_attention,
+)
 
 LENGTHS = [1, 7, 63, 257]
 VARIANTS = [(None, None), (16, None), (None, 2.0), (16, 2.0)]
@@ -99,3 +105,18 @@ def test_bfloat16_attention_stays_near_float32() -> None:
     assert half.dtype == torch.bfloat16
     assert (half.float() - exact).abs().max() < 0.05
     assert math.isfinite(float(half.sum()))
+
+
+@pytest.mark.parametrize(("t", "n"), [(1, 1), (1, 63), (7, 33), (63, 64), (128, 257)])
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_packed_heads_equal_plain_ones(t: int, n: int, group: int) -> None:
+    generator = torch.Generator().manual_seed(t * n)
+    q = torch.randn(2, 2 * group, t, 16, generator=generator)
+    k, v = torch.randn(2, 2, 2, n, 16, generator=generator)
+    query_at, key_at = torch.arange(n - t, n), torch.arange(n)
+    rule = AttentionRule(0.3, sliding_window=24)
+    seen = (key_at <= query_at[:, None]) & (key_at > query_at[:, None] - 24)
+    packed = packed_attention(q, k, v, rule.scaling, seen)
+    plain = attention_at(q, k, v, query_at, key_at, rule)
+    assert packed.shape == plain.shape
+    torch.testing.assert_close(packed, plain, atol=2e-6, rtol=1e-5)
