@@ -35,6 +35,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "model_identity",
+    "weight_bytes",
     "wrap",
 ]
 
@@ -214,6 +215,35 @@ def load(spec: ModelSpec) -> LoadedModel:
             _loaded.clear()
             _loaded[spec] = _load(spec)
         return _loaded[spec]
+
+
+def weight_bytes(spec: ModelSpec) -> int:
+    """Bytes that a model's weights take on its devices, found without loading them.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    import torch
+
+    identity = model_identity(spec)
+    dtype = getattr(torch, identity["dtype"], torch.float32)
+    with quiet_transformers(), torch.device("meta"):  # built of its config, without memory
+        if spec.kind == "random":
+            network = random_llama(spec.random_shape)
+        else:
+            network = _network_of_config(spec, identity)
+    return sum(int(weight.numel()) for weight in network.parameters()) * int(dtype.itemsize)
+
+
+def _network_of_config(spec: ModelSpec, identity: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    where = _where(_checkpoint(spec, identity), identity["revision"])
+    try:
+        config = AutoConfig.from_pretrained(**where, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except Exception as error:  # transformers checks little of what a folder holds
+        raise _unloadable(spec, error) from error
 
 
 @functools.lru_cache(maxsize=1)
