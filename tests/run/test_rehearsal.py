@@ -183,9 +183,10 @@ def test_prefills_from_disk_lie_where_their_layers_do(
     take = PrefillCache(PrefillFolder(tmp_path, 2**30)).capture
     with rehearsing(), claimed(model, 2) as there:
         for _ in range(2):
+            limits = Limits(4, room(there))
             found = {
                 f"{outcome.variant.label} of 0": outcome
-                for _, outcome in evaluate(there, [work(chosen)], Limits(4, room(there)), Silent(), take)
+                for _, outcome in evaluate(there, [work(chosen)], limits, Silent(), take)
             }
             assert answers(found) == expected
             assert len(list(tmp_path.glob("*.safetensors"))) == 1
