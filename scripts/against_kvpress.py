@@ -104,7 +104,7 @@ def kvbench_side(
 
     from kvbench.decode.greedy import Stop
     from kvbench.run.loop import MOST_ROWS
-    from kvbench.run.memory import free_bytes
+    from kvbench.run.memory import bytes_to_take
     from kvbench.run.sample import Limits, Work, evaluate
 
     stop = Stop(frozenset(), new_tokens)
@@ -116,7 +116,7 @@ def kvbench_side(
             for i, ids in enumerate(texts)
         ]
         width = len(some) if sweep else MOST_ROWS
-        limits = Limits(width, free_bytes(model.device))
+        limits = Limits(width, bytes_to_take(model))
         done = list(evaluate(model, works, limits, Silent()))
         assert all(outcome.error is None for _, outcome in done), done
         return {
@@ -167,7 +167,7 @@ def compare(python: str, tokens: list[int], repeat: int, samples: int, new_token
     model = load(plan.model)
     folder = model.network.config._name_or_path
     print(
-        f"{plan.model.name}, {model.network.dtype}, {provenance.machine('cpu')['cpu']}, 1 thread,"
+        f"{plan.model.name}, {model.network.dtype}, {provenance.machine()['cpu']}, 1 thread,"
     )
     sweep = not samples
     if sweep:

@@ -166,7 +166,7 @@ def main() -> None:
         model = load(planned([f"model={arguments.model}"]).model)
         methods = {name: planned([f"method={name}"]).variants[-1].method for name in chosen}
     budgets = [Budget.parse(float(text)) for text in arguments.budgets.split(",")]
-    machine = provenance.machine(str(model.device))
+    machine = provenance.machine(model.devices)
     print(f"{arguments.model}, {model.network.dtype}, {machine['cpu']}, 1 thread,", end=" ")
     print(f"torch {torch.__version__}, medians of {arguments.repeat}")
     for tokens in map(int, arguments.tokens.split(",")):

@@ -27,7 +27,7 @@ from kvbench.decode.greedy import Decoder, Stop, decode
 from kvbench.model.loading import LoadedModel, load
 from kvbench.plan.variant import Variant
 from kvbench.run.caches import fitted_cache, schedule_of, shared_prefill
-from kvbench.run.memory import free_bytes
+from kvbench.run.memory import bytes_to_take
 from kvbench.run.sample import Limits, Work, evaluate
 
 
@@ -94,7 +94,7 @@ def decoding_seconds(
     ]
     Decoder.step = timed  # type: ignore[method-assign, assignment]
     try:
-        done = list(evaluate(model, works, Limits(width, free_bytes(model.device)), Silent()))
+        done = list(evaluate(model, works, Limits(width, bytes_to_take(model)), Silent()))
     finally:
         Decoder.step = step  # type: ignore[method-assign]
     assert all(outcome.error is None for _, outcome in done), done
@@ -113,7 +113,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         model = load(planned([]).model)
-        cpu = provenance.machine(str(model.device))["cpu"]
+        cpu = provenance.machine(model.devices)["cpu"]
         print(f"{model.spec.name}, {model.network.dtype}, {cpu}, 1 thread")
         if arguments.only in (None, "memory"):
             memory(model, arguments.tokens, arguments.new, arguments.budgets.split(","))

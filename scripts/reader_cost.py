@@ -239,7 +239,7 @@ def main() -> None:
         ragged = planned(RAGGED).variants[-16:]
     ids = prompt_ids(model, arguments.tokens)
     prefill = capture(model, ids, Needs(window=64, pre_rope_keys=True))
-    machine = provenance.machine(str(model.device))
+    machine = provenance.machine(model.devices)
     print(f"{machine['cpu']}, 1 thread, float32, torch {torch.__version__},", end=" ")
     print(f"{arguments.tokens} tokens, CPU ms of all layers, medians of {arguments.repeat}")
     header = "| stored | SDPA of its rows | FullKV | of FullKV | of its rows | worst layer |"

@@ -37,7 +37,7 @@ from kvbench.model.loading import LoadedModel, load
 from kvbench.plan.variant import Variant
 from kvbench.records.reader import distinct, read_shards
 from kvbench.run.loop import missing_results
-from kvbench.run.memory import free_bytes
+from kvbench.run.memory import bytes_to_take
 from kvbench.run.sample import Limits, Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
@@ -71,7 +71,7 @@ def evaluation(
     stop = Stop(frozenset(), NEW_TOKENS)
     head = tuple(ids.tolist())
     work = Work(any_sample(), head, (), stop, tuple(variants))
-    limits = Limits(len(variants), free_bytes(model.device))
+    limits = Limits(len(variants), bytes_to_take(model))
     return lambda: list(evaluate(model, [work], limits, Silent()))
 
 
@@ -136,7 +136,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with hydra.initialize_config_module("kvbench.conf", version_base="1.3"):
         model = load(planned([]).model)
-        cpu = provenance.machine(str(model.device))["cpu"]
+        cpu = provenance.machine(model.devices)["cpu"]
         print(f"{model.spec.name}, {model.network.dtype}, {cpu}, 1 thread, medians of {repeat}")
         if only in (None, "variant"):
             marginal_costs(model, repeat)

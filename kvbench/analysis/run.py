@@ -89,7 +89,7 @@ def _panels(
 ) -> list[PrefillPanel]:
     head, _ = split_prompt(prompt_of(plan, model, sample), plan.protocol)
     ids = torch.tensor(head)
-    memory = plan.memory_bytes or bytes_to_take(model)
+    room = bytes_to_take(model, plan.memory_bytes)
     progress.phase("prefill")
     ordinary = [v for v in variants if schedule_of(model, len(head), v) is None]
     try:
@@ -98,7 +98,7 @@ def _panels(
             ids,
             ordinary,
             None,
-            memory_bytes=memory,
+            room=room,
             sample=sample,
             further=analysis.needs,
         )

@@ -4,7 +4,7 @@
 
 One prompt of random tokens, batch 1, a fixed number of generated tokens, no stop; caches are read
 as they are stored. The first round warms up and has its memory measured; medians of the others are
-counted. On a GPU each time ends when the GPU does.
+counted. On GPUs each time ends when all of them do.
 """
 
 from __future__ import annotations
@@ -72,7 +72,8 @@ def record_speed(plan: Plan, progress: bool = True) -> Path:
         UserError: the prompt does not fit the model, or the folder cannot be written to.
     """
     data = DataFacts(setting="random tokens", description="random tokens")
-    header = run_header(plan, {task.name: 0 for task in plan.tasks}, data)
+    devices = load(plan.model).devices
+    header = run_header(plan, {task.name: 0 for task in plan.tasks}, data, devices)
     with Writer(plan.out, header) as writer:
         measured_run(plan, progress).write(writer)
     return plan.out
@@ -92,7 +93,7 @@ def measured_run(plan: Plan, progress: bool = True) -> SpeedRun:
         weights="random weights" if plan.model.kind == "random" else plan.model.path,
         lengths=plan.speed,
         speeds=tuple(speeds),
-        machine=provenance.machine(str(model.device)),
+        machine=provenance.machine(model.devices),
         versions=provenance.versions(),
     )
 
@@ -111,7 +112,7 @@ def measured_speeds(
     ids = torch.randint(vocabulary, (lengths.context,), generator=generator)
     for variant in variants:  # whatever is made once is made before memory is measured
         _round(model, variant, ids[:_SHORT], 2)
-    memory = PeakMemory(model.device)
+    memory = PeakMemory(model.devices)
     peaks = []
     for variant in variants:
         progress.sample(variant.label)
@@ -146,48 +147,51 @@ def measured_speeds(
 
 
 def _round(model: LoadedModel, variant: Variant, ids: torch.Tensor, generate: int) -> _Round:
-    times = [_now(model.device)]
+    times = [_now(model)]
     prefill = shared_prefill(model, ids, [variant], schedule_of(model, len(ids), variant))
-    times.append(_now(model.device))
+    times.append(_now(model))
     cache = fitted_cache(variant, prefill)
-    times.append(_now(model.device))
+    times.append(_now(model))
     held, native, logits = cache.nbytes, prefill.nbytes, prefill.last_logits
     del prefill
     caches = [cache]
     del cache
     stop = Stop(frozenset(), generate)
-    started = _now(model.device)
+    started = _now(model)
     (generation,) = decode(model, caches, len(ids), stop, first_logits=logits)
-    decode_s = _now(model.device) - started
+    decode_s = _now(model) - started
     return _Round(times[1] - times[0], times[2] - times[1], decode_s, held, native, generation)
 
 
-def _now(device: torch.device) -> float:
-    """Seconds, once the device has done what it was given."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _now(model: LoadedModel) -> float:
+    """Seconds, once the model's devices have done what they were given."""
+    model.wait()
     return time.perf_counter()
 
 
 class PeakMemory:
-    """The most memory that work takes, beyond what was taken before any of it began."""
+    """The most memory that work takes, beyond what was taken before any of it began.
 
-    def __init__(self, device: torch.device) -> None:
+    Of several GPUs it is the sum of what each takes at its own peak.
+    """
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
         """Take what is held now as the ground that is measured from."""
-        self._device = device
-        if device.type == "cuda":
+        self._gpus = [device for device in devices if device.type == "cuda"]
+        if self._gpus:
             torch.cuda.empty_cache()
-            self._ground = torch.cuda.memory_allocated(device)
+            self._ground = sum(map(torch.cuda.memory_allocated, self._gpus))
         else:
             _return_freed_memory()
             self._ground = _resident_bytes("VmRSS") or 0
 
     def most(self, work: Callable[[], object]) -> int | None:
         """Do the work; bytes it took at its peak, None where the system does not tell."""
-        if self._device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._gpus:
+            for gpu in self._gpus:
+                torch.cuda.reset_peak_memory_stats(gpu)
             work()
-            return torch.cuda.max_memory_allocated(self._device) - self._ground
+            return sum(map(torch.cuda.max_memory_allocated, self._gpus)) - self._ground
         with _freed_memory_returned() as known:
             known = known and _reset_resident_peak()
             work()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections import Counter
+from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -60,11 +62,11 @@ def git_state() -> dict[str, Any]:
     return {"commit": commit, "dirty": bool(changes)}
 
 
-def machine(device: str | None = None) -> dict[str, Any]:
+def machine(devices: Sequence[object] = ()) -> dict[str, Any]:
     """Return what the run's timings depend on.
 
     Args:
-        device: where the model is, as torch names it; None: not known yet.
+        devices: where the model is, as torch names them; none: not known yet.
     """
     import torch
 
@@ -74,11 +76,15 @@ def machine(device: str | None = None) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gib": _memory_gib(),
-        "device": device,
+        "float32_matmul": torch.get_float32_matmul_precision(),
+        "device": ", ".join(map(str, devices)) or None,
         "gpu": None,
     }
-    if device is not None and device.startswith("cuda"):
-        facts["gpu"] = torch.cuda.get_device_name(device)
+    gpus = [str(device) for device in devices if str(device).startswith("cuda")]
+    if gpus:
+        names = Counter(torch.cuda.get_device_name(gpu) for gpu in gpus)
+        shown = [name if count == 1 else f"{count} x {name}" for name, count in names.items()]
+        facts["gpu"] = ", ".join(shown)
     return facts
 
 

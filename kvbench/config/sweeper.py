@@ -193,7 +193,11 @@ class VariantSweeper(Sweeper):
         parser = OverridesParser.create(config_loader=self.hydra_context.config_loader)
         swept = hydra_words(f"{axis}={values}" for axis, values in self.params.items())
         jobs = folded_jobs(parser.parse_overrides(swept + arguments))
-        jobs = dealt(jobs, getattr(self.launcher, "shards", 1))
+        if isinstance(self.launcher, RayLauncher):
+            models = dict.fromkeys(self._plan(job).model for job in jobs)
+            jobs = dealt(jobs, self.launcher.shards_for(list(models)))
+        else:
+            jobs = dealt(jobs, 1)
         plans = [self._plan(job) for job in jobs]
         returns: Sequence[JobReturn] = self.launcher.launch(jobs, initial_job_idx=0)
         for job_return in returns:

@@ -21,6 +21,7 @@ from kvbench.decode.greedy import continuation_logits
 from kvbench.model.loading import LoadedModel
 from kvbench.plan.variant import Variant
 from kvbench.run.caches import TakePrefill
+from kvbench.run.memory import Bytes, times_in
 from kvbench.run.sample import Limits, Outcome, Ready, Watcher, Work, compressed, evaluate
 
 MOST_LOGITS = 2**27
@@ -65,7 +66,7 @@ class Answer:
 def generated(
     model: LoadedModel,
     work: Work,
-    memory_bytes: int,
+    room: Bytes,
     text_of: Callable[[Sequence[int]], str],
     watch: Watcher,
     take: TakePrefill,
@@ -75,7 +76,7 @@ def generated(
     Args:
         model: the model.
         work: the prompt, when to end and who answers.
-        memory_bytes: what may be taken beside the model.
+        room: what may be taken beside the model.
         text_of: the answer's text, of generated ids.
         watch: told what is being computed.
         take: what makes the prefill.
@@ -85,7 +86,7 @@ def generated(
     """
     alike = _alike(work.variants, len(work.head))
     work = replace(work, variants=tuple(same[0] for same in alike.values()))
-    limits = Limits(len(alike), memory_bytes)
+    limits = Limits(len(alike), room)
     for _, outcome in evaluate(model, [work], limits, watch, take):
         generation = outcome.generation
         if generation is None:
@@ -104,7 +105,7 @@ def generated(
 def scored(
     model: LoadedModel,
     work: Work,
-    memory_bytes: int,
+    room: Bytes,
     continuations: Sequence[Sequence[int]],
     watch: Watcher,
     take: TakePrefill,
@@ -115,7 +116,7 @@ def scored(
         model: the model.
         work: the context, and who answers; where its last token is fed after compression, every
             token of a continuation is predicted from the compressed cache, the first one too.
-        memory_bytes: what may be taken beside the model.
+        room: what may be taken beside the model.
         continuations: token ids, one or more each.
         watch: told what is being computed.
         take: what makes the prefill, which serves all continuations.
@@ -125,9 +126,9 @@ def scored(
     """
     alike = _alike(work.variants, len(work.head))
     work = replace(work, variants=tuple(same[0] for same in alike.values()))
-    for found in _batches(model, work, memory_bytes, watch, take):
+    for found in _batches(model, work, room, watch, take):
         rows = [(ready, i) for ready in found for i in range(len(continuations))]
-        width = _rows_at_once(work, found, memory_bytes, max(map(len, continuations)))
+        width = _rows_at_once(work, found, room, max(map(len, continuations)))
         found.clear()
         watch.phase("score")
         for first in range(0, len(rows), width):
@@ -138,15 +139,15 @@ def scored(
 
 
 def _batches(
-    model: LoadedModel, work: Work, memory_bytes: int, watch: Watcher, take: TakePrefill
+    model: LoadedModel, work: Work, room: Bytes, watch: Watcher, take: TakePrefill
 ) -> Iterator[list[Ready]]:
     """The variants compressed, as many at a time as fit; whoever takes a batch empties it."""
-    supply = compressed(model, [work], memory_bytes, watch, take)
+    supply = compressed(model, [work], room, watch, take)
     next(supply)
     batch: list[Ready] = []
     try:
         while True:
-            found = supply.send(sum(ready.nbytes for ready in batch))
+            found = supply.send(sum((ready.nbytes for ready in batch), Bytes()))
             if found is None:
                 yield batch
             elif isinstance(found[1], Outcome):
@@ -166,9 +167,9 @@ def _alike(variants: Sequence[Variant], tokens: int) -> dict[str, tuple[Variant,
     return {same[0].label: same for same in groups}
 
 
-def _rows_at_once(work: Work, found: Sequence[Ready], memory_bytes: int, longest: int) -> int:
+def _rows_at_once(work: Work, found: Sequence[Ready], room: Bytes, longest: int) -> int:
     """Rows that are scored together, at least one: bounded by memory and by logits."""
-    by_memory = memory_bytes // max(ready.nbytes for ready in found)
+    by_memory = times_in(room, (ready.nbytes for ready in found))
     by_logits = MOST_LOGITS // ((len(work.feed) + longest) * found[0].logits.numel())
     return max(1, min(by_memory, by_logits))
 
@@ -180,11 +181,13 @@ def _scored_together(
     continuations: Sequence[Sequence[int]],
 ) -> Iterator[tuple[Ready, int, Answer]]:
     feeds = [[*work.feed, *continuations[i][:-1]] for _, i in rows]
+    model.wait()
     started = time.perf_counter()
     if any(feeds):
         fed = continuation_logits(model, [ready.cache for ready, _ in rows], len(work.head), feeds)
     else:
         fed = [ready.logits.new_empty(0, ready.logits.numel()) for ready, _ in rows]
+    model.wait()
     seconds = time.perf_counter() - started
     for (ready, i), logits in zip(rows, fed, strict=True):
         if not work.feed:  # then the prefill has predicted the first token

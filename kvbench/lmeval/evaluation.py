@@ -55,12 +55,12 @@ def evaluate(plan: Plan, settings: Any) -> Evaluated:
             recorded then.
     """
     manager, loaded = loaded_tasks(plan, settings)
-    device = str(load(plan.model).device)
+    devices = load(plan.model).devices
     limit = settings.limit if settings.limit is not None else plan.limit
     done = done_keys(plan.out)
     computed = known = 0
     lines: list[_Line] = []
-    header = lm_eval_header(plan, loaded, settings, limit, device)
+    header = lm_eval_header(plan, loaded, settings, limit, devices)
     with Writer(plan.out, header) as writer:
         answers = Answers(plan.out, writer)
         model = KVBench(plan, answers.known, answers.keep)

@@ -38,7 +38,7 @@ from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
 from kvbench.prefill.capture import capture
 from kvbench.prefill.disk import PrefillCache
-from kvbench.run.memory import bytes_to_take
+from kvbench.run.memory import Bytes, bytes_to_take
 from kvbench.run.sample import Work
 from kvbench.tasks.task import Sample, Task
 
@@ -172,7 +172,7 @@ class KVBench(TokenScorer):
         )
         rows = list(continuations.values())
         for i, variant, answer in scored(
-            self.loaded, work, self._memory_bytes, rows, _Silent(), self._take
+            self.loaded, work, self._room, rows, _Silent(), self._take
         ):
             self._remember(asked[i], variant, replace(answer, tokens_cut=cut))
 
@@ -203,13 +203,13 @@ class KVBench(TokenScorer):
             ends=StopText(until, self.tokenizer),
         )
         work = replace(work, stop=stop)
-        found = generated(self.loaded, work, self._memory_bytes, text_of, _Silent(), self._take)
+        found = generated(self.loaded, work, self._room, text_of, _Silent(), self._take)
         for variant, answer in found:
             self._remember(request, variant, replace(answer, tokens_cut=cut))
 
     @property
-    def _memory_bytes(self) -> int:
-        return self.plan.memory_bytes or bytes_to_take(self.loaded)
+    def _room(self) -> Bytes:
+        return bytes_to_take(self.loaded, self.plan.memory_bytes)
 
     def _work(
         self,

@@ -49,7 +49,11 @@ def _answer(line: Mapping[str, Any]) -> Answer:
 
 
 def lm_eval_header(
-    plan: Plan, loaded: Mapping[str, Any], settings: Any, limit: float | None, device: str
+    plan: Plan,
+    loaded: Mapping[str, Any],
+    settings: Any,
+    limit: float | None,
+    devices: Sequence[object],
 ) -> RunHeader:
     """Describe a run, in the form of `kvbench run`'s header.
 
@@ -58,7 +62,7 @@ def lm_eval_header(
         loaded: lm-eval's tasks.
         settings: lm-eval's EvaluatorConfig.
         limit: documents of each task, as lm-eval takes it.
-        device: where the model is, as torch names it.
+        devices: where the model is, as torch names them.
     """
     tasks = loaded["tasks"]
     chat = settings.apply_chat_template
@@ -72,7 +76,7 @@ def lm_eval_header(
         hashes={name: _documents_hash(task) for name, task in tasks.items()},
     )
     return replace(
-        run_header(plan, {}, data, device),
+        run_header(plan, {}, data, devices),
         suite=LM_EVAL,
         protocol=ProtocolFacts(
             name=LM_EVAL,

@@ -235,17 +235,45 @@ def _grouped_sdpa(
     """SDPA of [B, Q, t, D] queries over [B, G, n, D] keys and values.
 
     CPU, 8192 tokens, 9/3 heads of 64: enable_gqa takes 0.56 s and 22 MB, repeated K and V 0.56 s
-    and 59 MB. On CUDA float32 has only the memory-efficient kernel, which refuses enable_gqa (the
-    fallback builds the whole matrix), so there the heads are repeated.
+    and 59 MB. On CUDA only the flash kernel takes enable_gqa, and it takes no mask, no float32 and
+    no GPU before sm80; the fallback builds the whole matrix. There masked heads are packed, others
+    repeated, for the memory-efficient kernel.
     """
     gqa = q.shape[1] != k.shape[1]
-    if gqa and q.is_cuda and q.dtype == torch.float32:
-        group = q.shape[1] // k.shape[1]
-        k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-        gqa = False
+    if gqa and q.is_cuda:
+        if mask is not None:
+            return packed_attention(q, k, v, scaling, mask)
+        if q.dtype == torch.float32 or torch.cuda.get_device_capability(q.device) < (8, 0):
+            group = q.shape[1] // k.shape[1]
+            k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+            gqa = False
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=causal, scale=scaling, enable_gqa=gqa
     )
+
+
+def packed_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float, mask: Tensor) -> Tensor:
+    """Masked attention with the queries of a KV head's group as one head: [B, G, g * t, D].
+
+    Every kernel that takes a mask takes it so, and the mask is all that grows: g * t * n, where
+    repeated keys and values would take 2 * Q * n * D.
+
+    Args:
+        q: [B, Q, t, D]; query heads i*g .. i*g + g - 1 read KV head i.
+        k: [B, G, n, D].
+        v: [B, G, n, D].
+        scaling: factor on q.k before the softmax.
+        mask: [t, n] bool, true where a query sees a key.
+
+    Returns:
+        [B, Q, t, D] in q's dtype.
+    """
+    batch, heads, t, dim = q.shape
+    kv_heads = k.shape[1]
+    rows = q.reshape(batch, kv_heads, -1, dim)
+    of_rows = mask.repeat(heads // kv_heads, 1)
+    out = F.scaled_dot_product_attention(rows, k, v, attn_mask=of_rows, scale=scaling)
+    return out.reshape(batch, heads, t, -1)
 
 
 def _masked(q: Tensor, k: Tensor, v: Tensor, rule: AttentionRule, hidden: Tensor) -> Tensor:

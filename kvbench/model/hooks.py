@@ -2,7 +2,8 @@
 
 An attention module has `layer_idx` and stands as `self_attn` in a decoder layer; the module that
 defines its class has `apply_rotary_pos_emb`, which every layer calls but those `has_rope` knows; a
-decoder layer takes `position_ids` and `position_embeddings`.
+decoder layer takes `position_ids` and `position_embeddings`. Where accelerate fetches a module's
+weights from elsewhere, `_hf_hook` of the module says where it computes.
 """
 
 from __future__ import annotations
@@ -185,6 +186,17 @@ def attention_layers(network: nn.Module) -> list[nn.Module]:
     return sorted(found, key=lambda m: int(m.layer_idx))  # type: ignore[arg-type]
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Where a module computes: where its weights lie, unless they are offloaded and fetched."""
+    for part in module.modules():
+        hook = getattr(part, "_hf_hook", None)
+        for one in getattr(hook, "hooks", (hook,)):  # accelerate chains several in one
+            device = getattr(one, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return next(module.parameters()).device
+
+
 def _family_module(network: nn.Module) -> ModuleType:
     """The transformers module that defines the network's attention class."""
     layers = attention_layers(network)
@@ -221,12 +233,14 @@ def feeding_kept_tokens(network: nn.Module, feed: TokenFeed) -> Iterator[None]:
         if named.get("kvbench") is not feed:  # a forward of another thread
             return None
         hidden_states = feed.feed(args[0])
-        at = feed.positions.to(hidden_states.device)
         named = dict(named)
         if named.get("position_ids") is not None:
-            named["position_ids"] = named["position_ids"][:, at]
+            named["position_ids"] = _gathered(named["position_ids"], feed.positions)
         cos, sin = named["position_embeddings"]
-        named["position_embeddings"] = cos[:, at], sin[:, at]
+        named["position_embeddings"] = (
+            _gathered(cos, feed.positions),
+            _gathered(sin, feed.positions),
+        )
         return (hidden_states, *args[1:]), named
 
     handles = [m.register_forward_pre_hook(gathered, with_kwargs=True) for m in decoders]
@@ -235,3 +249,8 @@ def feeding_kept_tokens(network: nn.Module, feed: TokenFeed) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _gathered(of_positions: Tensor, positions: Tensor) -> Tensor:
+    """Rows [., n, ...] of positions; on their own device, which may be the layer before's."""
+    return of_positions[:, positions.to(of_positions.device)]

@@ -42,6 +42,7 @@ __all__ = [
     "load",
     "load_tokenizer",
     "model_identity",
+    "weight_bytes",
     "wrap",
 ]
 
@@ -88,8 +89,32 @@ class LoadedModel:
     @property
     def device(self) -> torch.device:
         """Where token ids go in."""
-        device: torch.device = self.network.get_input_embeddings().weight.device
-        return device
+        from kvbench.model.hooks import device_of
+
+        return device_of(self.network.get_input_embeddings())
+
+    @functools.cached_property
+    def layer_devices(self) -> tuple[torch.device, ...]:
+        """Where each layer computes, and what is kept of it lies."""
+        from kvbench.model.hooks import attention_layers, device_of
+
+        return tuple(device_of(layer) for layer in attention_layers(self.network))
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """Every device that the model computes on, each once; token ids go into the first."""
+        return tuple(dict.fromkeys([self.device, *self.layer_devices]))
+
+    def wait(self) -> None:
+        """Return once every device has done what it was given; at once on the CPU.
+
+        A clock that is read without it tells when work was handed to a GPU, not when it was done.
+        """
+        import torch
+
+        for device in self.devices:
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
 
     @property
     def fingerprint(self) -> str:
@@ -140,6 +165,7 @@ def wrap(network: Any, tokenizer: Any, spec: ModelSpec, identity: Mapping[str, A
     config = network.config
     refuse_uncovered(spec.path, config.model_type)
     register()
+    _set_arithmetic()
     network.set_attn_implementation(IMPLEMENTATION)
     network.requires_grad_(False).eval()
     heads = config.num_attention_heads
@@ -158,6 +184,19 @@ def wrap(network: Any, tokenizer: Any, spec: ModelSpec, identity: Mapping[str, A
     ids = generation if isinstance(generation, list) else [generation]
     eos_ids = frozenset(int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None)
     return LoadedModel(network, tokenizer, spec, geometry, eos_ids, dict(identity))
+
+
+def _set_arithmetic() -> None:
+    """Set what torch keeps for the whole process, as results and timings need it.
+
+    - Products of float32 are float32's, not TF32's: which tokens are kept hangs on small gaps.
+    - cuDNN's attention is left out: it plans anew, for tens of ms, for each shape it meets, and
+      caches and prompts bring a new one at every step.
+    """
+    import torch
+
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 _loaded: dict[ModelSpec, LoadedModel] = {}
@@ -183,6 +222,35 @@ def load(spec: ModelSpec) -> LoadedModel:
             _loaded.clear()
             _loaded[spec] = _load(spec)
         return _loaded[spec]
+
+
+def weight_bytes(spec: ModelSpec) -> int:
+    """Bytes that a model's weights take on its devices, found without loading them.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    import torch
+
+    identity = model_identity(spec)
+    dtype = getattr(torch, identity["dtype"], torch.float32)
+    with quiet_transformers(), torch.device("meta"):  # built of its config, without memory
+        if spec.kind == "random":
+            network = random_llama(spec.random_shape)
+        else:
+            network = _network_of_config(spec, identity)
+    return sum(int(weight.numel()) for weight in network.parameters()) * int(dtype.itemsize)
+
+
+def _network_of_config(spec: ModelSpec, identity: Mapping[str, Any]) -> Any:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    where = _where(_checkpoint(spec, identity), identity["revision"])
+    try:
+        config = AutoConfig.from_pretrained(**where, trust_remote_code=False)
+        return AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    except Exception as error:  # transformers checks little of what a folder holds
+        raise _unloadable(spec, error) from error
 
 
 @functools.lru_cache(maxsize=1)
@@ -304,6 +372,8 @@ def _network_from(spec: ModelSpec, folder: str, revision: str | None, device: to
             f"model {spec.path} lacks {len(found['missing_keys'])} of its weights ({some}, ...):"
             " fetch it again"
         )
+    if spec.device_map is not None and not spec.allow_offload:
+        _refuse_offload(spec, getattr(network, "hf_device_map", {"": network.device}))
     return network
 
 
@@ -313,6 +383,27 @@ _OF_THE_TEXT_MODEL = {
     r"^model\.language_model\.": "model.",
 }
 """Names of weights in a wrapper's checkpoint, old and new -> those of its text model."""
+
+
+def _refuse_offload(spec: ModelSpec, device_map: Mapping[str, Any]) -> None:
+    """Refuse a model with parts on the disk, or on the CPU where there are GPUs.
+
+    transformers puts there without a word what does not fit; every token then waits for them.
+    """
+    import torch
+
+    places = {name: str(place) for name, place in device_map.items()}
+    has_gpu = torch.cuda.is_available() or not set(places.values()) <= {"cpu", "disk"}
+    slow = {"cpu", "disk"} if has_gpu else {"disk"}
+    offloaded = [name for name, place in places.items() if place in slow]
+    if offloaded:
+        where = " and ".join(sorted({places[name] for name in offloaded}))
+        first = offloaded[0] or "all of it"
+        raise UserError(
+            f"model {spec.path} does not fit: model.device_map={spec.device_map} leaves"
+            f" {len(offloaded)} of {len(places)} parts ({first}, ...) on the {where}: take more or"
+            " larger GPUs, or model.allow_offload=true to fetch them for every token"
+        )
 
 
 def _device(spec: ModelSpec) -> torch.device:

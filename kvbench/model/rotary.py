@@ -116,7 +116,7 @@ def _turns_halves(function: Callable[..., Tensor], dim: int, turned: int) -> boo
 
 
 class RotaryTables:
-    """The tables of a model: one for each kind of rotation among its layers."""
+    """The tables of a model: one for each device and kind of rotation among its layers."""
 
     def __init__(self) -> None:
         """Hold none yet."""
@@ -135,6 +135,9 @@ class RotaryTables:
                 if table.agrees_with(cos, sin):
                     table.cover(0, cos, sin)
                     return table
-            # A rotation that changes with the prompt's length has a table for each; few are kept.
-            self.tables = (RotaryTable(cos, sin), *self.tables[:3])
+            # A rotation that changes with the prompt's length has a table for each; of each device
+            # few are kept.
+            here = [table for table in self.tables if table.cos.device == cos.device]
+            kept = [table for table in self.tables if table not in here[3:]]
+            self.tables = (RotaryTable(cos, sin), *kept)
             return self.tables[0]

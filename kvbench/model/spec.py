@@ -78,6 +78,9 @@ class ModelSpec:
     """auto (cuda where there is one, else cpu), cpu, cuda or cuda:N."""
     device_map: str | None = None
     """Spread over several devices, as in transformers: auto, balanced, ...; None: `device`."""
+    allow_offload: bool = False
+    """Whether `device_map` may leave weights on the CPU or the disk, from where every forward
+    fetches them anew; the results are the same."""
     max_input_tokens: int | None = None
     """Prompt tokens before truncation, whatever the protocol; None: `input_limits`."""
     input_limits: Mapping[str, int] | tuple[tuple[str, int], ...] = ()
@@ -122,10 +125,9 @@ class ModelSpec:
                 if key not in known:
                     raise UserError(f"model.random.{key} is unknown: use {', '.join(known)}")
             object.__setattr__(self, "random", RandomShape(**self.random))
-        if not isinstance(self.random_weights, bool):
-            raise UserError(
-                f"model.random_weights {self.random_weights!r} is neither true nor false"
-            )
+        for name in ("allow_offload", "random_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise UserError(f"model.{name} {getattr(self, name)!r} is neither true nor false")
         if self.random_weights and self.random is None:
             raise UserError(
                 "model.random_weights=true needs the shape of the model: give"

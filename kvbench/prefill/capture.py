@@ -164,7 +164,7 @@ def capture(
             logits_to_keep=1,
             kvbench=captured,
         )
-        logits = output.logits[0, -1].float()
+        logits = output.logits[0, -1].to(model.device).float()
     assert len(captured.layers) == model.geometry.layers, "a layer did not attend through kvbench"
     layers = tuple(captured.layers)
     _check_finite(layers)

@@ -130,7 +130,7 @@ class PrefillCache:
 
 
 def prefill_key(model: LoadedModel, ids: Tensor, schedule: PruningSchedule | None) -> str:
-    """Name a prefill by weights, prompt, pruning, code, libraries and device: 32 hex digits."""
+    """Name a prefill by weights, prompt, pruning, code, libraries and devices: 32 hex digits."""
     parts = [
         model.fingerprint,
         ids.tolist(),
@@ -138,7 +138,7 @@ def prefill_key(model: LoadedModel, ids: Tensor, schedule: PruningSchedule | Non
         code_digest(reached_modules((__name__,), _CODE)),
         torch.__version__,
         transformers.__version__,
-        str(model.device),
+        [str(device) for device in (model.device, *model.layer_devices)],
     ]
     return hashlib.blake2b(json.dumps(parts).encode(), digest_size=16).hexdigest()
 

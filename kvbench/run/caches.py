@@ -10,7 +10,6 @@ from operator import or_
 import torch
 from torch import Tensor
 
-from kvbench.base.sizes import shown_bytes
 from kvbench.cache.store import Compressed
 from kvbench.classifier.trained import task_types
 from kvbench.compress.fit import fit_budget
@@ -20,7 +19,7 @@ from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.state import Prefill
-from kvbench.run.memory import prefill_bytes
+from kvbench.run.memory import Bytes, prefill_bytes, shortage
 from kvbench.tasks.task import Sample
 
 TakePrefill = Callable[[LoadedModel, Tensor, Needs, "PruningSchedule | None"], Prefill]
@@ -55,7 +54,7 @@ def shared_prefill(
     variants: Sequence[Variant],
     schedule: PruningSchedule | None,
     *,
-    memory_bytes: int | None = None,
+    room: Bytes | None = None,
     sample: Sample | None = None,
     further: Needs | None = None,
     take: TakePrefill = capture,
@@ -67,7 +66,7 @@ def shared_prefill(
         ids: [T] the prompt's tokens.
         variants: whose needs are captured.
         schedule: theirs, as `variants_by_schedule` says.
-        memory_bytes: what an ordinary prefill may take beside the model; None: anything.
+        room: what an ordinary prefill may take beside the model; None: anything.
         sample: whose prompt it is, for methods that read a task classifier.
         further: what else is captured.
         take: what makes the prefill.
@@ -78,10 +77,8 @@ def shared_prefill(
     tokens = int(ids.shape[0])
     needs = needs_of(variants, tokens) | (further or Needs())
     needed = prefill_bytes(model, tokens, needs)
-    if schedule is None and memory_bytes is not None and needed > memory_bytes:
-        raise MemoryError(
-            f"needs about {shown_bytes(needed)}, {shown_bytes(memory_bytes)} may be taken"
-        )
+    if schedule is None and room is not None and not needed <= room:
+        raise MemoryError(shortage(needed, room))
     types = {} if sample is None else task_types(needs.classifiers, sample)
     return replace(take(model, ids, needs, schedule), task_types=types)
 

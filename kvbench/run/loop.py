@@ -69,11 +69,11 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
         if plan.protocol.truncation == "none" or sample.task.length_setting:
             prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
-    header = run_header(plan, expected, data, str(model.device))
+    header = run_header(plan, expected, data, model.devices)
     take = capture if plan.prefill_cache is None else PrefillCache(plan.prefill_cache).capture
     limits = Limits(
         width=plan.decode.width or min(MOST_ROWS, len(mine) * len(plan.variants)),
-        memory_bytes=plan.memory_bytes or bytes_to_take(model),
+        room=bytes_to_take(model, plan.memory_bytes),
         as_stored=plan.decode.cache == "stored",
         graph=plan.decode.graph,
     )

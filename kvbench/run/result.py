@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import Any
 
@@ -23,7 +23,7 @@ from kvbench.records.record import Record, now
 
 
 def run_header(
-    plan: Plan, expected: Mapping[str, int], data: DataFacts, device: str | None = None
+    plan: Plan, expected: Mapping[str, int], data: DataFacts, devices: Sequence[object] = ()
 ) -> RunHeader:
     """Describe a run: the first line of each of its shards.
 
@@ -31,7 +31,7 @@ def run_header(
         plan: what is run.
         expected: task name -> samples that the run will score.
         data: what they are made of.
-        device: where the model is, as torch names it.
+        devices: where the model is, as torch names them.
     """
     return RunHeader(
         run=secrets.token_hex(6),
@@ -58,7 +58,7 @@ def run_header(
         stated=plan.stated,
         versions=provenance.versions(),
         git=provenance.git_state(),
-        machine=provenance.machine(device),
+        machine=provenance.machine(devices),
     )
 
 

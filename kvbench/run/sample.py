@@ -18,7 +18,6 @@ from torch import Tensor
 from kvbench.cache.ledger import Ledger, ledger
 from kvbench.cache.spans import span_kept
 from kvbench.cache.store import Compressed
-from kvbench.decode.batch import held_bytes
 from kvbench.decode.greedy import Decoder, Ended, Generation, Stop
 from kvbench.model.loading import LoadedModel
 from kvbench.plan.variant import Variant
@@ -31,7 +30,13 @@ from kvbench.run.caches import (
     shared_prefill,
     variants_by_schedule,
 )
-from kvbench.run.memory import decode_bytes, is_out_of_memory, prefill_bytes
+from kvbench.run.memory import (
+    Bytes,
+    bytes_held,
+    decode_bytes,
+    is_out_of_memory,
+    prefill_bytes,
+)
 from kvbench.tasks.task import Sample
 
 
@@ -75,7 +80,7 @@ class Limits:
 
     width: int
     """V, rows of the decode batch."""
-    memory_bytes: int
+    room: Bytes
     """What prefills, compressed caches and decoding may take beside the model."""
     as_stored: bool = True
     """Whether decoding reads stores as they are, or plain rows rebuilt of them."""
@@ -106,7 +111,7 @@ class Ready:
     outcome: Outcome
     cache: Compressed
     logits: Tensor
-    nbytes: int
+    nbytes: Bytes
     """What it will hold while it decodes, at most."""
 
 
@@ -126,17 +131,15 @@ def evaluate(
         watch: told what is being computed.
         take: what makes the prefills.
     """
-    decoder = Decoder(
-        model, limits.width, as_stored=limits.as_stored, graph=limits.graph
-    )
-    decoding: dict[int, tuple[AnyWork, Outcome, int]] = {}
-    supply = compressed(model, works, limits.memory_bytes, watch, take)
+    decoder = Decoder(model, limits.width, as_stored=limits.as_stored, graph=limits.graph)
+    decoding: dict[int, tuple[AnyWork, Outcome, Bytes]] = {}
+    supply = compressed(model, works, limits.room, watch, take)
     next(supply)
     more = True
     while decoding or more:
         while more and decoder.free:
             try:
-                found = supply.send(sum(nbytes for _, _, nbytes in decoding.values()))
+                found = supply.send(sum((nbytes for _, _, nbytes in decoding.values()), Bytes()))
             except StopIteration:
                 more = False
                 break
@@ -170,10 +173,10 @@ def evaluate(
 def compressed(
     model: LoadedModel,
     works: Iterable[AnyWork],
-    memory_bytes: int,
+    room: Bytes,
     watch: Watcher,
     take: TakePrefill = capture,
-) -> Generator[tuple[AnyWork, Ready | Outcome] | None, int, None]:
+) -> Generator[tuple[AnyWork, Ready | Outcome] | None, Bytes, None]:
     """Prefill and compress, and yield each variant that is ready, or the outcome that it failed.
 
     Begin with `next`, then `send` the bytes that those handed out hold by now. None says that the
@@ -182,7 +185,7 @@ def compressed(
     Args:
         model: the model.
         works: the samples.
-        memory_bytes: what all together may take beside the model.
+        room: what all together may take beside the model.
         watch: told what is being computed.
         take: what makes the prefills.
     """
@@ -192,9 +195,10 @@ def compressed(
         ids = torch.tensor(work.head)
         for schedule, sharing in variants_by_schedule(model, tokens, work.variants).items():
             needed = prefill_bytes(model, tokens, needs_of(sharing, tokens))
-            while in_use and in_use + needed > memory_bytes:
+            while in_use and not in_use + needed <= room:
                 in_use = yield None
             watch.phase("prefill")
+            model.wait()
             started = time.perf_counter()
             try:
                 prefill = shared_prefill(
@@ -202,7 +206,7 @@ def compressed(
                     ids,
                     sharing,
                     schedule,
-                    memory_bytes=memory_bytes,
+                    room=room,
                     sample=work.sample,
                     take=take,
                 )
@@ -211,6 +215,7 @@ def compressed(
                 for variant in sharing:
                     in_use = yield work, Outcome(variant, error=told)
                 continue
+            model.wait()
             capture_s = time.perf_counter() - started
             for variant in sharing:
                 watch.phase(f"compress {variant.label}")
@@ -219,12 +224,12 @@ def compressed(
                     handed.append(_compressed(model, work, variant, prefill, capture_s))
                 except Exception as error:
                     handed.append(Outcome(variant, error=_told(error, "compress", work)))
-                beside = held_bytes(prefill)
+                beside = bytes_held(prefill, model)
                 if variant is sharing[-1]:
-                    beside = 0
+                    beside = Bytes()
                     del prefill
                 if isinstance(handed[0], Ready):
-                    while in_use and in_use + beside + handed[0].nbytes > memory_bytes:
+                    while in_use and not in_use + beside + handed[0].nbytes <= room:
                         in_use = yield None
                 # Popped, so that the cache is not held here while it decodes.
                 in_use = yield work, handed.pop()
@@ -234,14 +239,17 @@ def _compressed(
     model: LoadedModel, work: Work, variant: Variant, prefill: Prefill, capture_s: float
 ) -> Ready:
     """Compress for one variant and weigh what it holds."""
+    model.wait()
     started = time.perf_counter()
     cache = fitted_cache(variant, prefill)
+    model.wait()
+    compress_s = time.perf_counter() - started
     outcome = Outcome(
         variant,
         ledger=ledger(prefill, cache),
         facts=cache.facts,
         capture_s=capture_s,
-        compress_s=time.perf_counter() - started,
+        compress_s=compress_s,
     )
     with torch.inference_mode():
         outcome = replace(outcome, span_kept=span_kept(cache, work.spans))

@@ -64,7 +64,7 @@ def test_lengths_beyond_the_context_are_refused(tiny: LoadedModel) -> None:
 
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="needs Linux's /proc")
 def test_the_peak_is_what_was_taken_at_most_and_not_what_was_taken_before() -> None:
-    peak = PeakMemory(torch.device("cpu"))
+    peak = PeakMemory([torch.device("cpu")])
     # What the allocator keeps of earlier work must not hide what later work takes.
     kept = [torch.ones(500_000) for _ in range(100)]
     del kept[::2]

@@ -67,7 +67,7 @@ def test_no_more_is_held_than_claimed_and_the_tail(
     prefill = replace(prefill, task_types=types)
     native, logits = prefill.nbytes, prefill.last_logits
     cache = fit_budget(method, prefill, asked)
-    claimed, said = cache.nbytes, decode_bytes(cache, STEPS, model)
+    claimed, said = cache.nbytes, decode_bytes(cache, STEPS, model).total()
     rotates = any(store.tail_needs_pre_rope for store in cache.layers)
     del prefill
     decoder = Decoder(model, 1)

@@ -24,6 +24,7 @@ from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.selection import top_rows
 from support.families import window_of
+from support.rehearsal import claimed, rehearsing
 
 PROMPT = torch.randint(3, 96, (80,), generator=torch.Generator().manual_seed(3))
 
@@ -251,6 +252,24 @@ def test_the_ledger_divides_by_the_whole_prompt_in_every_layer(tiny: LoadedModel
     assert 0.69 <= found.ratio_bytes <= 0.7
     assert cache.facts["strategy"] in ("cosine", "constant")
     assert not cache.facts["floor"]
+
+
+def test_layers_on_several_devices_prune_as_on_one(tiny: LoadedModel) -> None:
+    ids = torch.randint(3, 250, (90,), generator=torch.Generator().manual_seed(3))
+    schedule = PruningSchedule((80, 40, 20), 10)
+    plain = capture(tiny, ids, Needs(), schedule)
+    # The second layer of a device is fed by one that lies there too, unlike the rotary tables.
+    for devices in (1, 2, 3):
+        with rehearsing(), claimed(tiny, devices) as model:
+            spread = capture(model, ids, Needs(), schedule)
+            for mine, theirs, device in zip(
+                spread.layers, plain.layers, model.layer_devices, strict=True
+            ):
+                assert mine.k.device == mine.positions.device == device
+                assert torch.equal(mine.positions.inner, theirs.positions)
+                torch.testing.assert_close(mine.k.inner, theirs.k)
+            assert spread.last_logits.device == model.device
+            torch.testing.assert_close(spread.last_logits.inner, plain.last_logits)
 
 
 def test_a_budget_below_the_first_layer_says_so(tiny: LoadedModel) -> None:

@@ -14,9 +14,11 @@ from kvbench.base.errors import UserError
 from kvbench.model.attention import (
     IMPLEMENTATION,
     AttentionRule,
+    attention_at,
     causal_attention,
     column_sums,
     dispatch,
+    packed_attention,
     register,
 )
 from support.cli import one_line
@@ -176,3 +178,18 @@ def test_a_network_in_training_that_drops_weights_is_refused() -> None:
     network = network_of("llama", attention_dropout=0.25).train()
     with pytest.raises(UserError, match=r"LlamaAttention drops weights .*dropout=0\.25"):
         network(torch.tensor([[3, 4, 5]]), use_cache=False)
+
+
+@pytest.mark.parametrize(("t", "n"), [(1, 1), (1, 63), (7, 33), (63, 64), (128, 257)])
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_packed_heads_equal_plain_ones(t: int, n: int, group: int) -> None:
+    generator = torch.Generator().manual_seed(t * n)
+    q = torch.randn(2, 2 * group, t, 16, generator=generator)
+    k, v = torch.randn(2, 2, 2, n, 16, generator=generator)
+    query_at, key_at = torch.arange(n - t, n), torch.arange(n)
+    rule = AttentionRule(0.3, sliding_window=24)
+    seen = (key_at <= query_at[:, None]) & (key_at > query_at[:, None] - 24)
+    packed = packed_attention(q, k, v, rule.scaling, seen)
+    plain = attention_at(q, k, v, query_at, key_at, rule)
+    assert packed.shape == plain.shape
+    torch.testing.assert_close(packed, plain, atol=2e-6, rtol=1e-5)

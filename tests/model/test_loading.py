@@ -7,6 +7,7 @@ import pickle
 import subprocess
 import sys
 import textwrap
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,14 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
 
 from kvbench.base.errors import UserError
+from kvbench.base.provenance import machine
 from kvbench.model import loading as model_module
 from kvbench.model.loading import LoadedModel, ModelSpec, load, model_identity, wrap
 from kvbench.model.random import byte_tokenizer
+from kvbench.model.rotary import RotaryTables
 from kvbench.model.spec import FAMILIES
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
@@ -48,6 +52,7 @@ def test_every_shipped_model_file_is_a_spec(path: Path) -> None:
         ({"device": "tpu"}, ["tpu", "cuda"]),
         ({"max_input_tokens": 0}, ["max_input_tokens", "0"]),
         ({"context": 1.5}, ["context", "1.5"]),
+        ({"allow_offload": "yes"}, ["allow_offload", "yes"]),
         ({"path": ""}, ["path", "empty"]),
         ({"random": {"heads": 2}}, ["heads", "query_heads"]),
         ({"random": {"kv_heads": 3}}, ["kv_heads 3", "divisor"]),
@@ -201,6 +206,99 @@ def test_a_device_map_spreads_the_model_and_captures_the_same(tmp_path: Path) ->
     plain = capture(load(ModelSpec("m", str(tmp_path), device="cpu")), IDS, Needs())
     mapped = capture(load(ModelSpec("m", str(tmp_path), device_map="auto")), IDS, Needs())
     torch.testing.assert_close(plain.last_logits, mapped.last_logits.cpu(), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("places", "where"),
+    [
+        ({"model.embed_tokens": 0, "model.layers.0": 0, "model.layers.1": "cpu"}, "on the cpu"),
+        ({"model.embed_tokens": 0, "model.layers.0": 1, "model.layers.1": "disk"}, "on the disk"),
+        ({"model.embed_tokens": "cpu", "model.layers.1": "disk"}, "on the disk"),
+    ],
+)
+def test_a_device_map_that_offloads_is_refused_in_one_line(
+    places: dict[str, Any], where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Placed(AutoModelForCausalLM):
+        @classmethod
+        def from_pretrained(cls, *args: Any, **named: Any) -> Any:
+            network, found = super().from_pretrained(*args, **{**named, "device_map": None})
+            network.hf_device_map = places
+            return network, found
+
+    saved(tmp_path)
+    monkeypatch.setattr("transformers.AutoModelForCausalLM", Placed)
+    with pytest.raises(UserError) as error:
+        load(ModelSpec("m", str(tmp_path), device_map="auto"))
+    text = one_line(error)
+    assert "1 of" in text and "(model.layers.1, ...)" in text and where in text
+    assert "model.allow_offload=true" in text
+    assert load(ModelSpec("m", str(tmp_path), device_map="auto", allow_offload=True))
+
+
+def test_what_is_left_on_the_disk_is_refused_or_fetched_and_changes_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(tmp_path)
+    plain = capture(load(ModelSpec("m", str(tmp_path), device="cpu")), IDS, Needs(window=4))
+    # This machine has less memory than the weights take.
+    monkeypatch.setattr(
+        "transformers.integrations.accelerate.accelerate_max_memory", lambda _: {"cpu": 300_000}
+    )
+    spec = ModelSpec("m", str(tmp_path), device_map="auto")
+    with pytest.raises(UserError, match=r"on the disk.*model\.allow_offload=true"):
+        load(spec)
+    asked = load(replace(spec, allow_offload=True))
+    assert "disk" in asked.network.hf_device_map.values()
+    assert set(asked.devices) == {torch.device("cpu")}, "where they compute, not where they wait"
+    found = capture(asked, IDS, Needs(window=4))
+    assert torch.equal(found.last_logits, plain.last_logits)
+    assert all(torch.equal(a.k, b.k) for a, b in zip(found.layers, plain.layers, strict=True))
+
+
+def test_offloading_changes_no_key(tmp_path: Path) -> None:
+    saved(tmp_path)
+    spec = ModelSpec("m", str(tmp_path))
+    assert model_identity(spec) == model_identity(replace(spec, allow_offload=True))
+
+
+def test_a_models_devices_are_those_of_its_layers_and_of_its_embedding() -> None:
+    network = random_network("llama")
+    network.model.layers[1].to("meta")
+    model = wrap(network, byte_tokenizer(512), ModelSpec("m", "random"), {})
+    cpu, meta = torch.device("cpu"), torch.device("meta")
+    assert model.layer_devices == (cpu, meta, cpu)
+    assert model.devices == (cpu, meta)
+
+
+def test_waiting_asks_every_gpu_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
+    model = wrap(random_network("llama"), byte_tokenizer(512), ModelSpec("m", "random"), {})
+    model.wait()
+    assert asked == []
+    gpus = [torch.device("cuda", i) for i in (0, 1, 1)]
+    model.__dict__["layer_devices"] = tuple(gpus)
+    model.wait()
+    assert asked == gpus[:2]
+
+
+def test_loading_sets_the_arithmetic_that_results_are_promised_in() -> None:
+    torch.set_float32_matmul_precision("medium")
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    wrap(random_network("llama"), byte_tokenizer(512), ModelSpec("m", "random"), {})
+    assert machine()["float32_matmul"] == "highest"
+    assert not torch.backends.cuda.matmul.allow_tf32
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
+def test_rotary_tables_of_one_device_do_not_push_out_those_of_another() -> None:
+    tables = RotaryTables()
+    mine = [tables.table(*torch.full((2, 8, 4), float(i))) for i in range(4)]
+    tables.table(*torch.zeros(2, 8, 4, device="meta"))
+    assert set(mine) < set(tables.tables)
+    tables.table(*torch.full((2, 8, 4), 9.0))
+    assert mine[0] not in tables.tables and len(tables.tables) == 5
 
 
 def test_a_model_is_loaded_once() -> None:

@@ -14,11 +14,22 @@ import torch
 from kvbench.api import run_words
 from kvbench.base.errors import UserError
 from kvbench.base.sizes import parsed_bytes, shown_bytes
+from kvbench.compress.budget import Budget
+from kvbench.methods.streamingllm import StreamingLLM
+from kvbench.model.loading import wrap
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs
 from kvbench.prefill.state import Prefill
 from kvbench.records.reader import distinct, read_shards
-from kvbench.run.memory import prefill_bytes
+from kvbench.run.caches import shared_prefill
+from kvbench.run.memory import (
+    Bytes,
+    bytes_held,
+    bytes_to_take,
+    decode_bytes,
+    prefill_bytes,
+    times_in,
+)
 from support.cli import one_line
 from support.methods import CHOICES
 
@@ -74,7 +85,60 @@ def test_a_prefill_is_estimated_above_what_it_keeps_and_within_one_layers_activa
     logits = 4 * config.vocab_size
     g = tiny.geometry
     remembered = 4 * g.layers * g.kv_heads * tokens * g.head_dim // 5 * needs.pre_rope_keys
-    assert kept - logits < prefill_bytes(tiny, tokens, needs) - remembered <= kept + passing
+    assert kept - logits < prefill_bytes(tiny, tokens, needs).total() - remembered <= kept + passing
+
+
+GPUS = tuple(torch.device("cuda", i) for i in (0, 1))
+
+
+@pytest.fixture
+def spread(tiny):
+    """The random Llama with one layer on one GPU and two on another, as far as memory is asked."""
+    model = wrap(tiny.network, tiny.tokenizer, tiny.spec, tiny.identity)
+    model.__dict__["layer_devices"] = (GPUS[0], GPUS[1], GPUS[1])
+    return model
+
+
+def test_every_device_is_asked_for_its_memory(spread, monkeypatch):
+    free = {None: 0, GPUS[0]: 10_000, GPUS[1]: 2_000}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda d: (free[d], 0))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda d: 500)
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda d: 300)
+    room = bytes_to_take(spread)
+    assert (room[GPUS[0]], room[GPUS[1]]) == (9180, 1980)
+    stated = bytes_to_take(spread, 777)
+    assert (stated[GPUS[0]], stated[GPUS[1]]) == (777, 777)
+
+
+def test_what_is_kept_is_weighed_where_its_layer_lies(tiny, spread):
+    ids = torch.arange(100) % 256
+    needs = Needs(window=8)
+    prefill = capture(tiny, ids, needs)
+    whole, parts = bytes_held(prefill, tiny).total(), bytes_held(prefill, spread)
+    cpu, logits = spread.device, prefill.last_logits.nbytes
+    assert parts == Bytes(
+        {cpu: logits, GPUS[0]: (whole - logits) // 3, GPUS[1]: 2 * (whole - logits) // 3}
+    )
+    cache = StreamingLLM().compress(prefill, Budget(fraction=0.5))
+    whole, parts = decode_bytes(cache, 10, tiny).total(), decode_bytes(cache, 10, spread)
+    assert parts.total() == whole and parts[GPUS[1]] == 2 * parts[GPUS[0]]
+    # Activations pass through every device; what is kept of a layer stays on its own.
+    one, two = (prefill_bytes(spread, n, needs) for n in (100, 200))
+    alone = prefill_bytes(tiny, 100, needs)[cpu] - one[cpu]
+    assert one[GPUS[1]] - one[cpu] == pytest.approx(alone * 2 / 3, abs=1)
+    assert one[GPUS[0]] - one[cpu] == pytest.approx(alone / 3, abs=1)
+    assert all(two[device] > one[device] for device in spread.devices)
+
+
+def test_the_device_that_runs_out_first_is_the_limit(spread):
+    ids = torch.arange(100) % 256
+    needed = prefill_bytes(spread, 100, Needs())
+    assert shared_prefill(spread, ids, [], None, room=needed).tokens == 100
+    for short in spread.devices:
+        room = needed - Bytes({short: 1})
+        with pytest.raises(MemoryError, match=f"needs about .* on {short}, .* may be taken"):
+            shared_prefill(spread, ids, [], None, room=room)
+    assert times_in(Bytes({GPUS[0]: 100, GPUS[1]: 30}), [Bytes({GPUS[0]: 9, GPUS[1]: 10})]) == 3
 
 
 @pytest.fixture

@@ -38,6 +38,7 @@ from kvbench.plan.variant import Variant
 from kvbench.prefill.capture import capture
 from kvbench.prefill.disk import PrefillCache, PrefillFolder
 from kvbench.run.caches import fitted_cache
+from kvbench.run.memory import Bytes, bytes_to_take
 from kvbench.run.sample import Limits, Outcome, Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from support.methods import CHOICES, METHODS
@@ -83,9 +84,14 @@ def work(chosen: Sequence[Variant], new_tokens: int = 6, seed: int = 0, **change
     return Work(sample, ids[:-2], ids[-2:], Stop(frozenset(), new_tokens), tuple(chosen), **changes)
 
 
+def room(model: LoadedModel) -> Bytes:
+    """Memory enough on every device."""
+    return bytes_to_take(model, 2**34)
+
+
 def outcomes(model: LoadedModel, works: Sequence[Work], width: int = 4) -> dict[str, Outcome]:
     found = {}
-    for mine, outcome in evaluate(model, works, Limits(width, 2**34), Silent()):
+    for mine, outcome in evaluate(model, works, Limits(width, room(model)), Silent()):
         found[f"{outcome.variant.label} of {mine.sample.id}"] = outcome
     return found
 
@@ -177,9 +183,10 @@ def test_prefills_from_disk_lie_where_their_layers_do(
     take = PrefillCache(PrefillFolder(tmp_path, 2**30)).capture
     with rehearsing(), claimed(model, 2) as there:
         for _ in range(2):
+            limits = Limits(4, room(there))
             found = {
                 f"{outcome.variant.label} of 0": outcome
-                for _, outcome in evaluate(there, [work(chosen)], Limits(4, 2**34), Silent(), take)
+                for _, outcome in evaluate(there, [work(chosen)], limits, Silent(), take)
             }
             assert answers(found) == expected
             assert len(list(tmp_path.glob("*.safetensors"))) == 1
@@ -296,7 +303,7 @@ def case_a_recorded_step_says_the_same(small: LoadedModel) -> None:
         expected = answers(outcomes(there, works))
         before = rehearsal.by_name["launches replay"]
         found = {}
-        for mine, outcome in evaluate(there, works, Limits(4, 2**34, graph=True), Silent()):
+        for mine, outcome in evaluate(there, works, Limits(4, room(there), graph=True), Silent()):
             found[f"{outcome.variant.label} of {mine.sample.id}"] = outcome
     assert rehearsal.by_name["launches replay"] - before >= 4
     for label, answer in answers(found).items():

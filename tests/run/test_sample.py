@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,8 +21,9 @@ from kvbench.methods.h2o import H2O
 from kvbench.methods.quantized import Quantized
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
-from kvbench.model.loading import LoadedModel
+from kvbench.model.loading import LoadedModel, wrap
 from kvbench.plan.variant import Variant
+from kvbench.run.memory import Bytes
 from kvbench.run.sample import Limits, Outcome, Work, evaluate
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
@@ -75,7 +77,7 @@ def outcomes(
     model: LoadedModel, works: Sequence[Work], width: int, memory: int = ROOM, **changes: Any
 ) -> dict[tuple[str, str], Outcome]:
     """Sample and variant -> what it came to."""
-    limits = Limits(width, memory, **changes)
+    limits = Limits(width, Bytes({model.device: memory}), **changes)
     found: dict[tuple[str, str], Outcome] = {}
     for work, outcome in evaluate(model, works, limits, Heard()):
         key = (work.sample.id, outcome.variant.label)
@@ -196,3 +198,19 @@ def test_memory_that_runs_out_costs_the_newest_sample(
     assert all("out of memory: planted" in str(found[key].error) for key in failed)
     others = {key: o for key, o in found.items() if key not in failed}
     assert tokens(others).items() <= expected.items()
+
+
+def test_a_time_ends_when_every_device_is_done(
+    tiny: LoadedModel, works: list[Work], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: time.sleep(0.02))
+    model = wrap(tiny.network, tiny.tokenizer, tiny.spec, tiny.identity)
+    gpus = tuple(torch.device("cuda", i) for i in (0, 0, 1))
+    model.__dict__["layer_devices"] = gpus
+    limits = Limits(4, Bytes(dict.fromkeys(model.devices, ROOM)))
+    found = [outcome for _, outcome in evaluate(model, works[:1], limits, Heard())]
+    assert len(found) == len(VARIANTS)
+    for outcome in found:
+        assert outcome.error is None
+        assert outcome.capture_s is not None and outcome.capture_s > 0.04
+        assert outcome.compress_s is not None and outcome.compress_s > 0.04
