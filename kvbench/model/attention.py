@@ -9,6 +9,7 @@ Letters: B batch, Q query heads, G KV heads, g = Q / G, t new tokens, T prompt t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -264,15 +265,20 @@ def attention_weights(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor)
 
     `hidden` [t, n] is true where a query must not see a key; the rule's window is not read.
     """
+    return attention_logits(q, k, rule, hidden).softmax(dim=-1)
+
+
+def attention_logits(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor) -> Tensor:
+    """What `attention_weights` takes the softmax of: [B, G, g, t, n] float32."""
     batch, heads, t, dim = q.shape
     kv_heads, n = k.shape[1], k.shape[2]
     grouped = q.float().reshape(batch, kv_heads, -1, dim)  # [B, G, g*t, D]
     products = grouped @ k.float().transpose(-1, -2)
-    return masked_softmax(products.view(batch, kv_heads, heads // kv_heads, t, n), rule, hidden)
+    return _logits(products.view(batch, kv_heads, heads // kv_heads, t, n), rule, hidden)
 
 
 def masked_softmax(products: Tensor, rule: AttentionRule, hidden: Tensor | None = None) -> Tensor:
-    """Softmax weights of the products q.k: the one place that scales, caps and hides them.
+    """Softmax weights of the products q.k.
 
     Args:
         products: [..., n] float32, which is written to.
@@ -282,12 +288,17 @@ def masked_softmax(products: Tensor, rule: AttentionRule, hidden: Tensor | None 
     Returns:
         [..., n] float32.
     """
+    return _logits(products, rule, hidden).softmax(dim=-1)
+
+
+def _logits(products: Tensor, rule: AttentionRule, hidden: Tensor | None) -> Tensor:
+    """The one place that scales, caps and hides products q.k, which it writes to."""
     logits = products.mul_(rule.scaling)
     if rule.softcap is not None:
         logits.div_(rule.softcap).tanh_().mul_(rule.softcap)
     if hidden is not None:
         logits.masked_fill_(hidden, float("-inf"))
-    return logits.softmax(dim=-1)
+    return logits
 
 
 def hidden_at(query_at: Tensor, key_at: Tensor, sliding_window: int | None) -> Tensor:
@@ -312,3 +323,55 @@ def _hidden(
     return hidden_at(query_at, torch.arange(first, end, device=device), sliding_window)
 
 
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """Attention and the log-sum-exp of each query's logits, from one fused kernel.
+
+    `merged_attention` joins what was taken over several sets of keys.
+
+    Args:
+        q: [B, Q, t, D].
+        k: [B, G, n, D], n >= 1.
+        v: [B, G, n, D].
+        scaling: factor on q.k.
+        causal: with n = t, whether query i sees the keys 0 .. i only.
+
+    Returns:
+        [B, Q, t, D] in q's dtype and [B, Q, t] in float32; None where no kernel gives both.
+    """
+    if q.shape[-1] != v.shape[-1] or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    if q.device.type == "cpu":
+        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        out, lse = on_cpu(q, k, v, is_causal=causal, scale=scaling)
+        return out, lse
+    if q.device.type != "cuda" or q.shape[-1] * q.element_size() % 16:
+        return None  # the kernels for CUDA read 16 bytes at a time
+    cuda, gqa = torch.backends.cuda, q.shape[1] != k.shape[1]
+    if cuda.can_use_flash_attention(cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)):
+        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        out, lse, *_ = flash(q, k, v, is_causal=causal, scale=scaling)
+        return out, lse
+    if gqa:  # this kernel knows no groups
+        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
+    if not cuda.can_use_efficient_attention(cuda.SDPAParams(q, k, v, None, 0.0, causal, False)):
+        return None
+    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    out, lse, *_ = efficient(q, k, v, None, True, is_causal=causal, scale=scaling)
+    return out, lse[:, :, : q.shape[2]]  # it comes padded to a multiple of 32 queries
+
+
+def merged_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention over all keys, from attention and log-sum-exp over parts of them; no key in two.
+
+    Args:
+        parts: [B, Q, t, D] and [B, Q, t] each, as `attention_with_lse` returns them.
+
+    Returns:
+        [B, Q, t, D] in the parts' dtype.
+    """
+    of_all = torch.stack([lse for _, lse in parts]).logsumexp(0)
+    merged = sum(out * (lse - of_all).exp()[..., None] for out, lse in parts)
+    assert isinstance(merged, Tensor)
+    return merged.to(parts[0][0].dtype)

@@ -97,6 +97,16 @@ class LoadedModel:
         text = json.dumps(self.identity, sort_keys=True, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def positions_from(self, prefilled_tokens: int) -> int:
+        """Positions in all that what follows a prefill can stand at as the model was trained.
+
+        The context, or the length at which the model would rotate the prefill's keys otherwise.
+        """
+        g = self.geometry
+        if g.rescaled_beyond is None or prefilled_tokens > g.rescaled_beyond:
+            return g.context
+        return min(g.context, g.rescaled_beyond)
+
     def check_length(self, prefilled_tokens: int, later_tokens: int = 0) -> None:
         """Refuse a prompt that the model has no positions for.
 

@@ -155,7 +155,7 @@ def test_the_scores_equal_attention_recomputed_by_hand(
     model, eager = family
     settings = replace(SETTINGS, sinks=sinks)
     prefill = capture(model, PROMPT, Needs())
-    found = reconstruction_scores(model, PROMPT, prefill.layers, AROUND, settings)
+    found, _ = reconstruction_scores(model, PROMPT, prefill.layers, AROUND, settings)
     visible = [*range(5 if sinks is None else 2)]
     ids = PROMPT.tolist()
     fed = list(passes_of(model.tokenizer, ids, AROUND, settings))
