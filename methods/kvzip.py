@@ -146,7 +146,7 @@ def best_pairs(scores: Tensor, mean_tokens: float, level: str) -> Tensor:
 
 
 def _stored(layers: Sequence[LayerState], kept: Tensor) -> tuple[Store, ...]:
-    """The kept rows of each layer: [L, G, T] bool, on any device, which is waited for once."""
+    """The kept rows of each layer: [L, G, T] bool, on a device that is waited for twice in all."""
     places = kept.flatten().nonzero()[:, 0] % kept.shape[-1]
     counts: list[list[int]] = kept.sum(-1).tolist()
     stores: list[Store] = []

@@ -342,24 +342,44 @@ def attention_with_lse(
     """
     if q.shape[-1] != v.shape[-1] or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return None
+    batch, heads, t, dim = q.shape
+    group = heads // k.shape[1]
+    # Not every release's kernels know groups: either their queries follow each other in one head,
+    # or, where a query's place counts, the few keys are repeated.
+    if group > 1 and causal:
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    elif group > 1:
+        q = q.reshape(batch, heads // group, group * t, dim)
+    found = _fused_with_lse(q, k, v, scaling, causal)
+    if found is None:
+        return None
+    out, lse = found
+    return out.reshape(batch, heads, t, dim), lse.reshape(batch, heads, t)
+
+
+def _fused_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """`attention_with_lse` of as many heads of queries as of keys."""
+    kernels = torch.ops.aten
     if q.device.type == "cpu":
-        on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        on_cpu = kernels._scaled_dot_product_flash_attention_for_cpu
         out, lse = on_cpu(q, k, v, is_causal=causal, scale=scaling)
         return out, lse
+    # The kernels for CUDA read 16 bytes at a time.
     if q.device.type != "cuda" or q.shape[-1] * q.element_size() % 16:
-        return None  # the kernels for CUDA read 16 bytes at a time
-    cuda, gqa = torch.backends.cuda, q.shape[1] != k.shape[1]
-    if cuda.can_use_flash_attention(cuda.SDPAParams(q, k, v, None, 0.0, causal, gqa)):
-        flash = torch.ops.aten._scaled_dot_product_flash_attention
+        return None
+    cuda = torch.backends.cuda
+    asked = cuda.SDPAParams(q, k, v, None, 0.0, causal, False)
+    if cuda.can_use_flash_attention(asked):
+        flash = kernels._scaled_dot_product_flash_attention
         out, lse, *_ = flash(q, k, v, is_causal=causal, scale=scaling)
         return out, lse
-    if gqa:  # this kernel knows no groups
-        k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
-    if not cuda.can_use_efficient_attention(cuda.SDPAParams(q, k, v, None, 0.0, causal, False)):
+    if not cuda.can_use_efficient_attention(asked):
         return None
-    efficient = torch.ops.aten._scaled_dot_product_efficient_attention
+    efficient = kernels._scaled_dot_product_efficient_attention
     out, lse, *_ = efficient(q, k, v, None, True, is_causal=causal, scale=scaling)
-    return out, lse[:, :, : q.shape[2]]  # it comes padded to a multiple of 32 queries
+    return out, lse.narrow(2, 0, q.shape[2])  # it comes padded to a multiple of 32 queries
 
 
 def merged_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
