@@ -3,6 +3,10 @@
 Paper: KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction (Kim et al., 2025),
 section 3. Official code read: snu-mllab/KVzip 4c2ed0f and 04d315b.
 
+With `level=pair` one budget is shared by all pairs of the model: layers and heads keep very
+different shares of the prompt, and much of its lead over methods with equal shares is that
+(`level=uniform` gives every head as much). Scoring costs up to twice the prefill, on top of it.
+
 Differs from the paper:
 - The prefix that is always kept is the chat template's, beginning of sequence included; a task's
   own instruction is context. The kept prefix counts as part of the budget.
@@ -14,6 +18,9 @@ Differs from the paper:
   `head_scores` gives one per layer and KV head; the paper takes it from one calibration sample. The
   head on the border of the budget keeps its first tokens.
 - In layers with a sliding window a token that the repeated context cannot see scores 0.
+- What is fed stands behind the prompt. Where it would pass the model's context, chunks are shorter,
+  64 tokens at least; the facts then say `chunk_tokens`, and `past_context`, by how much, where even
+  those pass it. The released code passes it unsaid.
 """
 
 from __future__ import annotations
@@ -146,16 +153,15 @@ def best_pairs(scores: Tensor, mean_tokens: float, level: str) -> Tensor:
 
 
 def _stored(layers: Sequence[LayerState], kept: Tensor) -> tuple[Store, ...]:
-    """The kept rows of each layer: [L, G, T] bool, on a device that is waited for twice in all."""
-    places = kept.flatten().nonzero()[:, 0] % kept.shape[-1]
+    """The kept rows of each layer: [L, G, T] bool, whose device is waited for once."""
     counts: list[list[int]] = kept.sum(-1).tolist()
     stores: list[Store] = []
-    for layer, of_layer, lengths in zip(
-        layers, places.split([sum(x) for x in counts]), counts, strict=True
-    ):
-        rows = list(of_layer.to(layer.k.device).split(lengths))
+    for layer, mask, lengths in zip(layers, kept, counts, strict=True):
+        here = mask.to(layer.k.device, torch.uint8)
+        places = here.sort(dim=-1, descending=True, stable=True).indices  # the kept ones, ascending
         if len(set(lengths)) == 1:
-            stores.append(store_rows(layer, torch.stack(rows)))
+            stores.append(store_rows(layer, places[:, : lengths[0]]))
         else:
+            rows = [of_head[:n] for of_head, n in zip(places, lengths, strict=True)]
             stores.append(store_ragged_rows(layer, rows))
     return tuple(stores)

@@ -97,10 +97,10 @@ class LoadedModel:
         text = json.dumps(self.identity, sort_keys=True, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
-    def positions_from(self, prefilled_tokens: int) -> int:
-        """Positions in all that what follows a prefill can stand at as the model was trained.
+    def most_tokens(self, prefilled_tokens: int) -> int:
+        """Tokens that a prefill and what follows it may be at most, to stay within the context.
 
-        The context, or the length at which the model would rotate the prefill's keys otherwise.
+        Fewer where a model with longrope would rotate the prefill's keys otherwise from there on.
         """
         g = self.geometry
         if g.rescaled_beyond is None or prefilled_tokens > g.rescaled_beyond:

@@ -146,7 +146,7 @@ def reconstruction_scores(
     scores = [
         torch.zeros(s.kv_heads, tokens, dtype=torch.float32, device=s.k.device) for s in layers
     ]
-    room = model.positions_from(tokens) - tokens
+    room = model.most_tokens(tokens) - tokens
     fitting = within(model.tokenizer, prompt, around, settings, room)
     passes = list(passes_of(model.tokenizer, prompt, around, fitting))
     longest = max((len(fed) for _, fed in passes), default=0)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kvbench.base.errors import UserError
 from kvbench.compress.budget import Budget
@@ -27,6 +25,7 @@ from kvbench.prefill.reconstruction import (
     within,
 )
 from kvbench.prefill.state import LayerState
+from support.rehearsal import Claimed, claimed, rehearsing
 
 PLAIN = (None, None)
 SETTINGS = Reconstruction(1000, "Repeat:", "Repeat from: ", 8, None)
@@ -152,32 +151,44 @@ def test_parts_whose_sums_lie_far_apart_are_joined():
     torch.testing.assert_close(both, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.fixture
-def cuda_in_shapes(monkeypatch: pytest.MonkeyPatch, request) -> Iterator[str]:
-    """Tensors on CUDA without values, where mixing devices and waiting for a value raise.
-
-    The kernel that CUDA would choose is said, not asked: there is none to ask.
-    """
-    for name in ("flash", "efficient"):
-        chosen = request.param == name
-        monkeypatch.setattr(
-            torch.backends.cuda, f"can_use_{name}_attention", lambda _, chosen=chosen: chosen
-        )
-    with FakeTensorMode():
-        yield request.param
-
-
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("rule", [PLAIN, (24, None), (None, 2.0)], ids=str)
-@pytest.mark.parametrize("cuda_in_shapes", ["flash", "efficient", "neither"], indirect=True)
-def test_on_cuda_no_device_is_mixed_nor_waited_for(cuda_in_shapes, rule):
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, device="cuda", dtype=torch.bfloat16)
+def test_on_cuda_the_same_is_read_and_no_block_is_waited_for(rule, dtype):
+    fed, cached = random_layer(63, 300, (4, 2), dtype=dtype)
+    rule = AttentionRule(0.25, *rule)
+    expected = read_cache(*fed, cached, rule, 5, (5, 35))
+    with rehearsing() as rehearsal:
+        there = torch.device("cuda", 1)
+        names = ("k", "v", "q_win")
+        layer = replace(cached, **{n: Claimed(getattr(cached, n), there) for n in names})
+        queries, keys, values = (Claimed(x, there) for x in fed)
+        with rehearsal.counting() as counted:
+            found = read_cache(queries, keys, values, layer, rule, 5, (5, 35))
+    assert counted["waits"] == counted["sent"] == counted["moved"] == 0, counted
+    for x, y in zip(found, expected, strict=True):
+        assert isinstance(x, Claimed) and x.device == there
+        torch.testing.assert_close(x.inner, y)
+    fused = any("attention" in name for name in counted if "scaled_dot" in name)
+    assert fused == (rule.softcap is None)
 
-    cached = LayerState(empty(2, 63, 16), empty(2, 63, 16), empty(4, 0, 16), AttentionRule(0.25))
-    q, k, v = empty(1, 4, 300, 16), empty(1, 2, 300, 16), empty(1, 2, 300, 16)
-    out, most = read_cache(q, k, v, cached, AttentionRule(0.25, *rule), 5, (5, 35))
-    assert (out.shape, out.dtype, out.device.type) == (q.shape, torch.bfloat16, "cuda")
-    assert (tuple(most.shape), most.dtype, most.device.type) == ((2, 30), torch.float32, "cuda")
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_layers_on_several_devices_keep_the_same_pairs(tiny: LoadedModel, devices: int) -> None:
+    ids = torch.randint(3, 90, (300,), generator=torch.Generator().manual_seed(1))
+    method = KVzip(chunk_tokens=200)
+    expected = method.compress(capture(tiny, ids, method.needs), Budget(fraction=0.3))
+    with rehearsing() as rehearsal, claimed(tiny, devices) as model:
+        prefill = capture(model, ids, method.needs)
+        with rehearsal.counting() as counted:
+            cache = method.compress(prefill, Budget(fraction=0.3))
+        places = [s.segments()[0][0].k.device.index for s in cache.layers]
+        found = [b.positions.inner.tolist() for s in cache.layers for b in s.materialize()]
+    assert places == [0, 0, 0] if devices == 1 else [0, 0, 1]
+    assert found == [b.positions.tolist() for s in expected.layers for b in s.materialize()]
+    assert counted["waits"] == 1, counted
+    assert counted["sent"] == 0
+    # The scores of a layer that lies elsewhere come here, and its rows' places go there.
+    assert counted["moved"] == 2 * (devices - 1), counted
 
 
 @pytest.mark.parametrize(
