@@ -154,7 +154,8 @@ def reconstruction_scores(
     # All that is fed reaches the device at once.
     every = torch.tensor([x for _, fed in passes for x in fed], device=model.device)
     at = torch.arange(tokens, tokens + longest, device=model.device)
-    for (chunk, _), fed in zip(passes, every.split([len(x) for _, x in passes]), strict=True):
+    each = every.split_with_sizes([len(fed) for _, fed in passes])
+    for (chunk, _), fed in zip(passes, each, strict=True):
         visible = settings.visible_before(chunk[0], around.prefix_tokens)
         with torch.inference_mode():
             model.network(

@@ -1,4 +1,4 @@
-"""What repeating a context reads of its cache, against one softmax over everything; and its room."""
+"""What repeating a context reads of its cache, against one softmax over all; and its room."""
 
 from __future__ import annotations
 

@@ -123,7 +123,7 @@ def test_samples_that_were_repeated_past_the_context_are_counted(tmp_path: Path)
         for r in records(scores)
     ]
     write_shard(tmp_path / "past", header(labels=list(scores), tasks=["lcc"], samples=2), made)
-    note = "kvzip@0.2: the context was repeated past the model's own in 2 of 2 samples, 41 positions"
+    note = "kvzip@0.2: the context was repeated past the model's own in 2 of 2 samples, 41"
     assert note in " ".join(report(tmp_path / "past").split())
     made[-1] = replace(made[-1], facts={"protected_tokens": 1})
     write_shard(tmp_path / "once", header(labels=list(scores), tasks=["lcc"], samples=2), made)
