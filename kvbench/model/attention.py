@@ -265,20 +265,15 @@ def attention_weights(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor)
 
     `hidden` [t, n] is true where a query must not see a key; the rule's window is not read.
     """
-    return attention_logits(q, k, rule, hidden).softmax(dim=-1)
-
-
-def attention_logits(q: Tensor, k: Tensor, rule: AttentionRule, hidden: Tensor) -> Tensor:
-    """What `attention_weights` takes the softmax of: [B, G, g, t, n] float32."""
     batch, heads, t, dim = q.shape
     kv_heads, n = k.shape[1], k.shape[2]
     grouped = q.float().reshape(batch, kv_heads, -1, dim)  # [B, G, g*t, D]
     products = grouped @ k.float().transpose(-1, -2)
-    return _logits(products.view(batch, kv_heads, heads // kv_heads, t, n), rule, hidden)
+    return masked_softmax(products.view(batch, kv_heads, heads // kv_heads, t, n), rule, hidden)
 
 
 def masked_softmax(products: Tensor, rule: AttentionRule, hidden: Tensor | None = None) -> Tensor:
-    """Softmax weights of the products q.k.
+    """Softmax weights of the products q.k: the one place that scales, caps and hides them.
 
     Args:
         products: [..., n] float32, which is written to.
@@ -288,17 +283,12 @@ def masked_softmax(products: Tensor, rule: AttentionRule, hidden: Tensor | None 
     Returns:
         [..., n] float32.
     """
-    return _logits(products, rule, hidden).softmax(dim=-1)
-
-
-def _logits(products: Tensor, rule: AttentionRule, hidden: Tensor | None) -> Tensor:
-    """The one place that scales, caps and hides products q.k, which it writes to."""
     logits = products.mul_(rule.scaling)
     if rule.softcap is not None:
         logits.div_(rule.softcap).tanh_().mul_(rule.softcap)
     if hidden is not None:
         logits.masked_fill_(hidden, float("-inf"))
-    return logits
+    return logits.softmax(dim=-1)
 
 
 def hidden_at(query_at: Tensor, key_at: Tensor, sliding_window: int | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from kvbench.model.attention import (
     AttentionRule,
     attention_at,
-    attention_logits,
+    attention_weights,
     attention_with_lse,
     hidden_at,
     merged_attention,
@@ -287,7 +287,7 @@ def _by_blocks(
     keys, values = torch.cat([cached.k[None], k], 2), torch.cat([cached.v[None], v], 2)
     at = torch.arange(tokens + fed, device=q.device)
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    most = torch.full((k.shape[1], end - start), -torch.inf, device=q.device)
+    most = torch.zeros(k.shape[1], end - start, device=q.device)
     for block in range(0, fed, _QUERY_BLOCK):
         some = slice(block, min(block + _QUERY_BLOCK, fed))
         last = tokens + some.stop
@@ -305,11 +305,8 @@ def _by_blocks(
         sharing = [prefix, slice(begin, end), slice(max(first, tokens), last)]
         hidden = hidden_at(query_at, torch.cat([at[s] for s in sharing]), rule.sliding_window)
         shared_keys = torch.cat([keys[:, :, s] for s in sharing], 2)
-        logits = attention_logits(queries, shared_keys, rule, hidden)
+        weights = attention_weights(queries, shared_keys, rule, hidden)
         before = prefix.stop - prefix.start
-        of_chunk = logits[..., before : before + end - begin]
-        below = of_chunk - logits.logsumexp(-1, keepdim=True)
-        most[:, begin - start :] = torch.maximum(
-            most[:, begin - start :], below.amax(dim=(0, 2, 3))
-        )
-    return out, most.clamp_(max=0).exp_()
+        received = weights[..., before : before + end - begin].amax(dim=(0, 2, 3))
+        most[:, begin - start :] = torch.maximum(most[:, begin - start :], received)
+    return out, most
