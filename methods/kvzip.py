@@ -3,6 +3,10 @@
 Paper: KVzip: Query-Agnostic KV Cache Compression with Context Reconstruction (Kim et al., 2025),
 section 3. Official code read: snu-mllab/KVzip 4c2ed0f and 04d315b.
 
+With `level=pair` one budget is shared by all pairs of the model: layers and heads keep very
+different shares of the prompt, and much of its lead over methods with equal shares is that
+(`level=uniform` gives every head as much). Scoring costs up to twice the prefill, on top of it.
+
 Differs from the paper:
 - The prefix that is always kept is the chat template's, beginning of sequence included; a task's
   own instruction is context. The kept prefix counts as part of the budget.
@@ -14,6 +18,9 @@ Differs from the paper:
   `head_scores` gives one per layer and KV head; the paper takes it from one calibration sample. The
   head on the border of the budget keeps its first tokens.
 - In layers with a sliding window a token that the repeated context cannot see scores 0.
+- What is fed stands behind the prompt. Where it would pass the model's context, chunks are shorter,
+  64 tokens at least; the facts then say `chunk_tokens`, and `past_context`, by how much, where even
+  those pass it. The released code passes it unsaid.
 """
 
 from __future__ import annotations
@@ -86,15 +93,28 @@ class KVzip(Method):
         scores = self.scores(prefill)
         scores[:, :, :protected] = torch.inf
         kept = best_pairs(scores, mean_tokens, self.level)
-        stores = tuple(_stored(s, mask) for s, mask in zip(prefill.layers, kept, strict=True))
-        return Compressed(stores, {"protected_tokens": protected})
+        facts = {"protected_tokens": protected, **self._repetition(prefill)}
+        return Compressed(_stored(prefill.layers, kept), facts)
+
+    def _repetition(self, prefill: Prefill) -> dict[str, int]:
+        """Facts of passes that could not be as they were asked for."""
+        how = prefill.repetitions.get(self.reconstruction)
+        if self.head_scores is not None or how is None:
+            return {}
+        facts = {}
+        if how.chunk_tokens < self.chunk_tokens:
+            facts["chunk_tokens"] = how.chunk_tokens
+        if how.past_context:
+            facts["past_context"] = how.past_context
+        return facts
 
     def scores(self, prefill: Prefill) -> Tensor:
-        """What each pair is ranked by: [L, G, T] float32, on the CPU."""
+        """What each pair is ranked by: [L, G, T] float32, on the first layer's device."""
         tokens = prefill.tokens
+        device = prefill.layers[0].k.device
         if self.head_scores is None:
             key = self.reconstruction
-            found = torch.stack([s.reconstructions[key].cpu() for s in prefill.layers])
+            found = torch.stack([s.reconstructions[key].to(device) for s in prefill.layers])
             if self.level == "head":
                 return found.amax(-1, keepdim=True).repeat(1, 1, tokens)
             return found
@@ -104,7 +124,8 @@ class KVzip(Method):
                 f"method.head_scores has {given} scores: give one per KV head of each of the"
                 f" {len(prefill.layers)} layers, {prefill.layers[0].kv_heads} each"
             )
-        return torch.tensor(self.head_scores, dtype=torch.float32)[:, :, None].repeat(1, 1, tokens)
+        given_scores = torch.tensor(self.head_scores, dtype=torch.float32, device=device)
+        return given_scores[:, :, None].repeat(1, 1, tokens)
 
 
 def best_pairs(scores: Tensor, mean_tokens: float, level: str) -> Tensor:
@@ -121,15 +142,26 @@ def best_pairs(scores: Tensor, mean_tokens: float, level: str) -> Tensor:
     layers, heads, tokens = scores.shape
     rivals = {"pair": layers * heads, "head": layers * heads, "layer": heads, "uniform": 1}[level]
     by_position = scores.reshape(-1, rivals, tokens).transpose(1, 2).flatten(1)  # [., T * rivals]
-    order = by_position.sort(dim=1, descending=True, stable=True).indices
-    best = order[:, : whole(mean_tokens * rivals)]
-    kept = torch.zeros_like(by_position, dtype=torch.bool).scatter_(1, best, True)
+    count = whole(mean_tokens * rivals)
+    if count == 0:
+        return torch.zeros_like(scores, dtype=torch.bool)
+    threshold = by_position.topk(count, sorted=False).values.amin(1, keepdim=True)
+    above, equal = by_position > threshold, by_position == threshold
+    room = count - above.sum(1, keepdim=True)
+    kept = above | (equal & (equal.cumsum(1) <= room))
     return kept.view(-1, tokens, rivals).transpose(1, 2).reshape(layers, heads, tokens)
 
 
-def _stored(layer: LayerState, kept: Tensor) -> Store:
-    """The kept rows of one layer: [G, T] bool."""
-    rows = [head.nonzero()[:, 0].to(layer.k.device) for head in kept]
-    if len({len(r) for r in rows}) == 1:
-        return store_rows(layer, torch.stack(rows))
-    return store_ragged_rows(layer, rows)
+def _stored(layers: Sequence[LayerState], kept: Tensor) -> tuple[Store, ...]:
+    """The kept rows of each layer: [L, G, T] bool, whose device is waited for once."""
+    counts: list[list[int]] = kept.sum(-1).tolist()
+    stores: list[Store] = []
+    for layer, mask, lengths in zip(layers, kept, counts, strict=True):
+        here = mask.to(layer.k.device, torch.uint8)
+        places = here.sort(dim=-1, descending=True, stable=True).indices  # the kept ones, ascending
+        if len(set(lengths)) == 1:
+            stores.append(store_rows(layer, places[:, : lengths[0]]))
+        else:
+            rows = [of_head[:n] for of_head, n in zip(places, lengths, strict=True)]
+            stores.append(store_ragged_rows(layer, rows))
+    return tuple(stores)

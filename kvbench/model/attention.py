@@ -9,6 +9,7 @@ Letters: B batch, Q query heads, G KV heads, g = Q / G, t new tokens, T prompt t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -340,3 +341,75 @@ def _hidden(
     return hidden_at(query_at, torch.arange(first, end, device=device), sliding_window)
 
 
+def attention_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool = False
+) -> tuple[Tensor, Tensor] | None:
+    """Attention and the log-sum-exp of each query's logits, from one fused kernel.
+
+    `merged_attention` joins what was taken over several sets of keys.
+
+    Args:
+        q: [B, Q, t, D].
+        k: [B, G, n, D], n >= 1.
+        v: [B, G, n, D].
+        scaling: factor on q.k.
+        causal: with n = t, whether query i sees the keys 0 .. i only.
+
+    Returns:
+        [B, Q, t, D] in q's dtype and [B, Q, t] in float32; None where no kernel gives both.
+    """
+    if q.shape[-1] != v.shape[-1] or q.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        return None
+    batch, heads, t, dim = q.shape
+    group = heads // k.shape[1]
+    # Not every release's kernels know groups: either their queries follow each other in one head,
+    # or, where a query's place counts, the few keys are repeated.
+    if group > 1 and causal:
+        k, v = (x.repeat_interleave(group, dim=1) for x in (k, v))
+    elif group > 1:
+        q = q.reshape(batch, heads // group, group * t, dim)
+    found = _fused_with_lse(q, k, v, scaling, causal)
+    if found is None:
+        return None
+    out, lse = found
+    return out.reshape(batch, heads, t, dim), lse.reshape(batch, heads, t)
+
+
+def _fused_with_lse(
+    q: Tensor, k: Tensor, v: Tensor, scaling: float, causal: bool
+) -> tuple[Tensor, Tensor] | None:
+    """`attention_with_lse` of as many heads of queries as of keys."""
+    kernels = torch.ops.aten
+    if q.device.type == "cpu":
+        on_cpu = kernels._scaled_dot_product_flash_attention_for_cpu
+        out, lse = on_cpu(q, k, v, is_causal=causal, scale=scaling)
+        return out, lse
+    # The kernels for CUDA read 16 bytes at a time.
+    if q.device.type != "cuda" or q.shape[-1] * q.element_size() % 16:
+        return None
+    cuda = torch.backends.cuda
+    asked = cuda.SDPAParams(q, k, v, None, 0.0, causal, False)
+    if cuda.can_use_flash_attention(asked):
+        flash = kernels._scaled_dot_product_flash_attention
+        out, lse, *_ = flash(q, k, v, is_causal=causal, scale=scaling)
+        return out, lse
+    if not cuda.can_use_efficient_attention(asked):
+        return None
+    efficient = kernels._scaled_dot_product_efficient_attention
+    out, lse, *_ = efficient(q, k, v, None, True, is_causal=causal, scale=scaling)
+    return out, lse.narrow(2, 0, q.shape[2])  # it comes padded to a multiple of 32 queries
+
+
+def merged_attention(parts: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Attention over all keys, from attention and log-sum-exp over parts of them; no key in two.
+
+    Args:
+        parts: [B, Q, t, D] and [B, Q, t] each, as `attention_with_lse` returns them.
+
+    Returns:
+        [B, Q, t, D] in the parts' dtype.
+    """
+    of_all = torch.stack([lse for _, lse in parts]).logsumexp(0)
+    merged = sum(out * (lse - of_all).exp()[..., None] for out, lse in parts)
+    assert isinstance(merged, Tensor)
+    return merged.to(parts[0][0].dtype)

@@ -122,6 +122,16 @@ class LoadedModel:
         text = json.dumps(self.identity, sort_keys=True, allow_nan=False)
         return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
+    def most_tokens(self, prefilled_tokens: int) -> int:
+        """Tokens that a prefill and what follows it may be at most, to stay within the context.
+
+        Fewer where a model with longrope would rotate the prefill's keys otherwise from there on.
+        """
+        g = self.geometry
+        if g.rescaled_beyond is None or prefilled_tokens > g.rescaled_beyond:
+            return g.context
+        return min(g.context, g.rescaled_beyond)
+
     def check_length(self, prefilled_tokens: int, later_tokens: int = 0) -> None:
         """Refuse a prompt that the model has no positions for.
 

@@ -169,12 +169,16 @@ def capture(
     layers = tuple(captured.layers)
     _check_finite(layers)
     around = template_around(model.tokenizer, ids[0].tolist()) if needs.template_prefix else None
+    repetitions = {}
     if around is not None:
         for passes in sorted(needs.reconstructions, key=repr):
-            scores = reconstruction_scores(model, ids[0], layers, around, passes)
+            scores, how = reconstruction_scores(model, ids[0], layers, around, passes)
+            repetitions[passes] = how
             layers = tuple(
                 replace(s, reconstructions={**s.reconstructions, passes: x})
                 for s, x in zip(layers, scores, strict=True)
             )
     template_tokens = 0 if around is None else around.prefix_tokens
-    return Prefill(layers, last_logits=logits, template_tokens=template_tokens)
+    return Prefill(
+        layers, last_logits=logits, template_tokens=template_tokens, repetitions=repetitions
+    )

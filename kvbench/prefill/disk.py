@@ -32,7 +32,7 @@ from kvbench.model.rotary import Rotary
 from kvbench.prefill.capture import capture
 from kvbench.prefill.needs import Needs, Reconstruction
 from kvbench.prefill.pruning import PruningSchedule
-from kvbench.prefill.state import LayerState, Prefill, QueryStatistics
+from kvbench.prefill.state import LayerState, Prefill, QueryStatistics, Repetition
 
 _log = logging.getLogger(__name__)
 
@@ -187,7 +187,12 @@ def _taken_apart(made: Prefill) -> tuple[dict[str, Tensor], dict[str, Any]]:
                 facts[name] = tables.setdefault(table.data_ptr(), f"{number}.{name}")
                 tensors.setdefault(facts[name], table.contiguous())
         layers.append(facts)
-    return tensors, {"layers": layers, "template_tokens": made.template_tokens}
+    repetitions = [[asdict(passes), asdict(how)] for passes, how in made.repetitions.items()]
+    return tensors, {
+        "layers": layers,
+        "template_tokens": made.template_tokens,
+        "repetitions": repetitions,
+    }
 
 
 def _tensors_of(state: LayerState) -> Iterator[tuple[str, Tensor]]:
@@ -215,7 +220,14 @@ def _read(path: Path, model: LoadedModel) -> tuple[Needs, Prefill] | None:
             _layer(tensors, f"{n}.", layer, model) for n, layer in enumerate(facts["layers"])
         )
         logits = tensors["last_logits"].to(model.device)
-        made = Prefill(layers, last_logits=logits, template_tokens=facts["template_tokens"])
+        made = Prefill(
+            layers,
+            last_logits=logits,
+            template_tokens=facts["template_tokens"],
+            repetitions={
+                Reconstruction(**passes): Repetition(**how) for passes, how in facts["repetitions"]
+            },
+        )
         return _needs(facts["needs"]), made
     except (OSError, SafetensorError, ValueError, LookupError, TypeError, RuntimeError):
         return None

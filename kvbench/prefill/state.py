@@ -79,6 +79,16 @@ class LayerState:
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """How the passes of a `Reconstruction` went on one prompt."""
+
+    chunk_tokens: int
+    """Context tokens repeated in one pass: fewer than asked for where more would not have fit."""
+    past_context: int
+    """Positions past the model's context that tokens were fed at; 0: all fit."""
+
+
+@dataclass(frozen=True)
 class Prefill:
     """One prefill of a sample, shared by all methods and budgets that take it as it is.
 
@@ -93,6 +103,8 @@ class Prefill:
     """Task classifier -> `localization` or `aggregation`, for those asked for in `needs`."""
     template_tokens: int = 0
     """Leading tokens that are chat template, beginning of sequence included; where asked for."""
+    repetitions: Mapping[Reconstruction, Repetition] = field(default_factory=dict)
+    """Per reconstruction pass asked for."""
 
     @property
     def tokens(self) -> int:

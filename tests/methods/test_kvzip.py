@@ -54,6 +54,30 @@ def test_exactly_the_floor_of_the_budget_is_kept():
     assert int(best_pairs(torch.rand(4, 2, 10), 3.5, "pair").sum()) == 28
 
 
+@pytest.mark.parametrize("level", ["pair", "head", "layer", "uniform"])
+@pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 7), (5, 3, 63), (2, 1, 257)], ids=str)
+def test_the_best_pairs_are_the_first_of_a_stable_sort(level, shape):
+    layers, heads, tokens = shape
+    rng = torch.Generator().manual_seed(tokens)
+    rivals = {"pair": layers * heads, "head": layers * heads, "layer": heads, "uniform": 1}[level]
+    for values in (2, 9, 10**6):  # few values are many ties
+        scores = torch.randint(0, values, shape, generator=rng).float()
+        scores[:, :, : tokens // 5] = torch.inf
+        for mean in {0.5, 1.0, tokens / 10, tokens / 2, float(tokens)}:
+            expected = torch.zeros(layers * heads, tokens, dtype=torch.bool)
+            for first in range(0, layers * heads, rivals):
+                of_group = scores.view(-1, tokens)[first : first + rivals]
+                # Position by position, so that ties go to the lower one, then to the earlier head.
+                ranked = sorted(
+                    ((p, h) for p in range(tokens) for h in range(rivals)),
+                    key=lambda at, of_group=of_group: -float(of_group[at[1], at[0]]),
+                )
+                for position, head in ranked[: int(mean * rivals)]:
+                    expected[first + head, position] = True
+            found = best_pairs(scores, mean, level).reshape(-1, tokens)
+            assert torch.equal(found, expected)
+
+
 def test_equal_scores_go_to_the_lower_position_in_every_head():
     kept = best_pairs(torch.zeros(2, 2, 10), 3, "pair")
     assert kept.nonzero()[:, 2].tolist() == [0, 1, 2] * 4
@@ -155,7 +179,7 @@ def test_the_scores_equal_attention_recomputed_by_hand(
     model, eager = family
     settings = replace(SETTINGS, sinks=sinks)
     prefill = capture(model, PROMPT, Needs())
-    found = reconstruction_scores(model, PROMPT, prefill.layers, AROUND, settings)
+    found, _ = reconstruction_scores(model, PROMPT, prefill.layers, AROUND, settings)
     visible = [*range(5 if sinks is None else 2)]
     ids = PROMPT.tolist()
     fed = list(passes_of(model.tokenizer, ids, AROUND, settings))

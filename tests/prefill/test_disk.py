@@ -75,6 +75,7 @@ def test_what_comes_from_disk_is_what_was_captured(tiny, tmp_path, prefills):
     assert len(prefills) == 1
     assert torch.equal(made.last_logits, read.last_logits)
     assert made.template_tokens == read.template_tokens
+    assert made.repetitions == read.repetitions and len(made.repetitions) == 1
     for one, other in zip(made.layers, read.layers, strict=True):
         _assert_same_layer(one, other)
 

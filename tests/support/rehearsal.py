@@ -210,12 +210,13 @@ class Rehearsal(TorchDispatchMode):
             named["pin_memory"] = False
         self._count(func, name, tensors, claimed, target, named)
         plain_args, plain_named = tree_map(_inner, (args, named))
-        found = func(*plain_args, **plain_named)
+        kernel = _ON_THE_CPU.get(name, func)
+        found = kernel(*plain_args, **plain_named)
         if target is None or target.type == "cpu":
             assert self.recording is None, f"{name}: a graph cannot wait for the device"
             return found
         if not _is_view(func) and name not in _NO_LAUNCH:
-            self._record(lambda: func(*plain_args, **plain_named), found)
+            self._record(lambda: kernel(*plain_args, **plain_named), found)
         known = {id(x.inner): x for x in claimed}
         leaves, spec = tree_flatten(found)
         wrapped = []
@@ -388,6 +389,34 @@ def _device(x: Tensor) -> torch.device:
     return x.device
 
 
+def _flash(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, is_causal: bool = False, **named: Any
+) -> tuple[Tensor, ...]:
+    """CUDA's flash attention; what follows the log-sum-exp is for gradients."""
+    assert q.shape[1] == k.shape[1] and dropout == 0
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    out, lse = kernel(q, k, v, is_causal=is_causal, **named)
+    unread = torch.empty(0)
+    return out, lse, unread, unread, q.shape[2], k.shape[2], unread, unread, unread
+
+
+def _efficient(
+    q: Tensor, k: Tensor, v: Tensor, bias: None, with_lse: bool, *args: Any, **named: Any
+) -> tuple[Tensor, ...]:
+    """CUDA's memory-efficient attention, whose sums come padded to a multiple of 32 queries."""
+    assert bias is None and with_lse
+    out, lse, unread, *_ = _flash(q, k, v, *args, **named)
+    padding = (0, -lse.shape[2] % 32)
+    return out, torch.nn.functional.pad(lse, padding, value=torch.nan), unread, unread
+
+
+_ON_THE_CPU: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_flash_attention": _flash,
+    "_scaled_dot_product_efficient_attention": _efficient,
+}
+"""Kernels that only CUDA has."""
+
+
 @contextmanager
 def _outside() -> Iterator[None]:
     """Compute on the plain values, which no mode has to see."""
@@ -416,6 +445,13 @@ def rehearsing() -> Iterator[Rehearsal]:
         stack.enter_context(mock.patch.object(Tensor, "pin_memory", _pinned))
         stack.enter_context(mock.patch.object(torch.cuda, "CUDAGraph", Graph))
         stack.enter_context(mock.patch.object(torch.cuda, "graph", Graph.recorded))
+        # As on CUDA: one kernel for half precision, another for float32.
+        halves = (torch.float16, torch.bfloat16)
+        for name, takes in (
+            ("can_use_flash_attention", lambda asked: asked.query.dtype in halves),
+            ("can_use_efficient_attention", lambda asked: True),
+        ):
+            stack.enter_context(mock.patch.object(torch.backends.cuda, name, takes))
         for name in ("_append", "_read", "_merge"):
             if hasattr(cuda_kernels, name):
                 kernel = _Launched(getattr(cuda_kernels, name), name)

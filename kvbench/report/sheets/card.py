@@ -24,6 +24,7 @@ def notes(table: Table) -> list[str]:
     lines += _missing(table)
     lines += table.code_notes()
     lines += [_failures(row) for row in table.rows if row.errors]
+    lines += _past_context(table)
     one_token = [task.name for task in table.tasks if task.one_token_answers]
     first = table.headers[-1].protocol.first_token
     if one_token and first == "prefill":
@@ -107,6 +108,20 @@ def _failures(row: Row) -> str:
     return (
         f"{row.label}: {len(row.errors)} failed, first {first.task} {first.sample}: {first.error}"
     )
+
+
+def _past_context(table: Table) -> list[str]:
+    """One line for the rows whose method fed as many samples past the model's context."""
+    alike: dict[str, list[str]] = {}
+    for row in table.rows:
+        past = [n for record in row.records if (n := record.facts.get("past_context"))]
+        if past:
+            of_samples = f"{len(past)} of {len(row.records)} samples, {max(past)} positions at most"
+            alike.setdefault(of_samples, []).append(row.label)
+    return [
+        f"{_enumerated(labels)}: the context was repeated past the model's own in {of_samples}."
+        for of_samples, labels in alike.items()
+    ]
 
 
 def _enumerated(labels: list[str]) -> str:

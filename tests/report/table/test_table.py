@@ -116,6 +116,23 @@ def test_a_failed_sample_counts_as_missing_and_its_error_is_printed(tmp_path: Pa
     assert "lacks 1 of 2 in lcc" in text
 
 
+def test_samples_that_were_repeated_past_the_context_are_counted(tmp_path: Path) -> None:
+    scores = {"fullkv": {"lcc": [0.5, 0.5]}, "kvzip@0.2": {"lcc": [0.5, 0.5]}}
+    made = [
+        replace(r, facts={"past_context": 40 + int(r.sample[1:])}) if "kvzip" in r.variant else r
+        for r in records(scores)
+    ]
+    write_shard(tmp_path / "past", header(labels=list(scores), tasks=["lcc"], samples=2), made)
+    note = "kvzip@0.2: the context was repeated past the model's own in 2 of 2 samples, 41"
+    assert note in " ".join(report(tmp_path / "past").split())
+    made[-1] = replace(made[-1], facts={"protected_tokens": 1})
+    write_shard(tmp_path / "once", header(labels=list(scores), tasks=["lcc"], samples=2), made)
+    text = " ".join(report(tmp_path / "once").split())
+    assert "in 1 of 2 samples, 40 positions at most." in text
+    write_shard(tmp_path / "none", header(labels=["fullkv"], tasks=["lcc"], samples=2), made[:2])
+    assert "repeated past" not in report(tmp_path / "none")
+
+
 def test_a_run_of_fewer_tasks_says_over_how_many_it_averages(tmp_path: Path) -> None:
     scores = {"fullkv": {"qasper": [0.1], "trec": [0.3]}}
     table = table_of(tmp_path, scores, tasks=["qasper", "trec"])
