@@ -202,7 +202,7 @@ def attention_at(
 def column_sums(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     """Attention each key receives, summed over all queries of a causal prefill.
 
-    Streamed over blocks of 128 queries, in float32 whatever the model's dtype.
+    Streamed over KV heads and blocks of 128 queries, in float32 whatever the model's dtype.
 
     Args:
         q: [Q, T, D] queries of all tokens, after RoPE.
@@ -214,14 +214,19 @@ def column_sums(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     """
     heads, tokens, _ = q.shape
     sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
-    keys = k.float().unsqueeze(0)
-    for start in range(0, tokens, _QUERY_BLOCK):
-        end = min(start + _QUERY_BLOCK, tokens)
-        first = _first_visible(start, rule.sliding_window)
-        hidden = _hidden(start, end, first, rule.sliding_window, q.device)
-        block = q[:, start:end].unsqueeze(0)
-        weights = attention_weights(block, keys[:, :, first:end], rule, hidden)
-        sums[:, first:end] += weights.sum(dim=-2).view(heads, end - first)
+    group = heads // k.shape[0]
+    for head in range(k.shape[0]):
+        some = slice(head * group, (head + 1) * group)
+        queries, own = q[some], sums[some]
+        keys = k[head : head + 1].float().unsqueeze(0)
+        for start in range(0, tokens, _QUERY_BLOCK):
+            end = min(start + _QUERY_BLOCK, tokens)
+            first = _first_visible(start, rule.sliding_window)
+            hidden = _hidden(start, end, first, rule.sliding_window, q.device)
+            block = queries[:, start:end].unsqueeze(0)
+            # Without a name, so that no block's weights are held while the next one's are made.
+            received = attention_weights(block, keys[:, :, first:end], rule, hidden).sum(dim=-2)
+            own[:, first:end] += received.view(group, end - first)
     return sums
 
 

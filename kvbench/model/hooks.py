@@ -3,7 +3,8 @@
 An attention module has `layer_idx` and stands as `self_attn` in a decoder layer; the module that
 defines its class has `apply_rotary_pos_emb`, which every layer calls but those `has_rope` knows; a
 decoder layer takes `position_ids` and `position_embeddings`. Where accelerate fetches a module's
-weights from elsewhere, `_hf_hook` of the module says where it computes.
+weights from elsewhere, `_hf_hook` of the module says where it computes. What a layer does to each
+token after attending is its `mlp`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from torch import Tensor, nn
 
 SEEN = ("5.18", "5.23")
 """The first and the last release of transformers in which these names were seen."""
+
+
+BLOCK = 1024
+"""Tokens at most that a feed-forward layer works on at once."""
 
 
 class RotaryRecorder:
@@ -254,3 +259,49 @@ def feeding_kept_tokens(network: nn.Module, feed: TokenFeed) -> Iterator[None]:
 def _gathered(of_positions: Tensor, positions: Tensor) -> Tensor:
     """Rows [., n, ...] of positions; on their own device, which may be the layer before's."""
     return of_positions[:, positions.to(of_positions.device)]
+
+
+def feed_forward_in_blocks(network: nn.Module) -> None:
+    """Have a decoder's feed-forward layers work on blocks of a long prompt; safe to call again.
+
+    They treat each token alone and hold several times its hidden state. Only those made of plain
+    linear layers: a router's experts would be given other numbers of tokens.
+    """
+    for mlp in feed_forwards(network):
+        if is_plain(mlp) and not isinstance(mlp.forward, functools.partial):
+            mlp.forward = functools.partial(_in_blocks, mlp.forward)
+
+
+def feed_forwards(network: nn.Module) -> list[nn.Module]:
+    """The feed-forward layer of each decoder layer, in model order."""
+    attention = set(attention_layers(network))
+    decoders = [m for m in network.modules() if getattr(m, "self_attn", None) in attention]
+    found = [getattr(m, "mlp", None) for m in decoders]
+    return [m for m in found if isinstance(m, nn.Module)]
+
+
+def is_plain(feed_forward: nn.Module) -> bool:
+    """Whether it is made of linear layers and activations alone, whose weights stay in place."""
+    for part in feed_forward.modules():
+        if getattr(getattr(part, "_hf_hook", None), "offload", False):
+            return False  # each block would fetch them again
+        weighs = any(True for _ in part.parameters(recurse=False))
+        if isinstance(part, nn.ModuleList) or (weighs and not isinstance(part, nn.Linear)):
+            return False
+    return True
+
+
+def _in_blocks(function: Callable[[Tensor], Tensor], hidden_states: Tensor) -> Tensor:
+    """What a function of single tokens makes of hidden states [B, T, .], block by block.
+
+    The blocks are equally long, so that none is of one token: the product of a matrix and a
+    vector is rounded otherwise than the same row of a product of matrices.
+    """
+    tokens = hidden_states.flatten(0, 1)
+    if len(tokens) <= BLOCK:
+        return function(hidden_states)
+    out = torch.empty_like(tokens)
+    blocks = -(-len(tokens) // BLOCK)
+    for some, done in zip(tokens.tensor_split(blocks), out.tensor_split(blocks), strict=True):
+        done.copy_(function(some.unsqueeze(0)).squeeze(0))
+    return out.view_as(hidden_states)

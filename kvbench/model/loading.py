@@ -170,7 +170,7 @@ def wrap(network: Any, tokenizer: Any, spec: ModelSpec, identity: Mapping[str, A
         UserError: its family is not covered.
     """
     from kvbench.model.attention import IMPLEMENTATION, register
-    from kvbench.model.hooks import attention_layers
+    from kvbench.model.hooks import attention_layers, feed_forward_in_blocks
 
     config = network.config
     refuse_uncovered(spec.path, config.model_type)
@@ -190,6 +190,7 @@ def wrap(network: Any, tokenizer: Any, spec: ModelSpec, identity: Mapping[str, A
     )
     if len(attention_layers(network)) != geometry.layers:
         raise UserError(f"model {spec.path} has layers without an attention kvbench knows")
+    feed_forward_in_blocks(network)
     generation = getattr(network.generation_config, "eos_token_id", None)
     ids = generation if isinstance(generation, list) else [generation]
     eos_ids = frozenset(int(i) for i in [*ids, tokenizer.eos_token_id] if i is not None)

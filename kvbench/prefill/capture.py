@@ -63,7 +63,9 @@ class _Capture:
         statistics = {}
         if self._recorder is not None and self._rotate is not None:
             for skipped in self._needs.query_statistics:
-                statistics[skipped] = query_statistics(self._recorder.queries[0], skipped)
+                statistics[skipped] = query_statistics(
+                    self._recorder.queries[0], skipped, k.shape[1]
+                )
             k_pre, cos, sin = self._recorder.take()
             k_pre = k_pre[0].contiguous() if self._needs.pre_rope_keys else None
             rotary = Rotary(self._table(cos, sin), self._rotate)
@@ -108,15 +110,25 @@ def _check_finite(layers: Sequence[LayerState]) -> None:
                 )
 
 
-def query_statistics(queries: Tensor, skipped: int) -> QueryStatistics:
+def query_statistics(queries: Tensor, skipped: int, groups: int = 1) -> QueryStatistics:
     """Mean and covariance over all but the first `skipped` of the queries [Q, T, D].
 
     A prompt that has no others counts them all.
+
+    Args:
+        queries: of all tokens.
+        skipped: first tokens left out.
+        groups: how many parts the heads are worked on in; less is held for a moment.
     """
-    wide = queries[:, skipped if skipped < queries.shape[1] else 0 :].float()
-    mean = wide.mean(1)
-    centered = wide - mean[:, None]
-    return QueryStatistics(mean, centered.transpose(1, 2) @ centered / wide.shape[1])
+    counted = queries[:, skipped if skipped < queries.shape[1] else 0 :]
+    means, covariances = [], []
+    for some in counted.chunk(groups):
+        wide = some.float()
+        mean = wide.mean(1)
+        centered = wide - mean[:, None]
+        means.append(mean)
+        covariances.append(centered.transpose(1, 2) @ centered / wide.shape[1])
+    return QueryStatistics(torch.cat(means), torch.cat(covariances))
 
 
 def capture(

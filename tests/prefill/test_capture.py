@@ -7,13 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import DynamicCache
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache
 
 from kvbench.base.errors import UserError
-from kvbench.model.hooks import attention_layers, recording_pre_rope
+from kvbench.model import hooks
+from kvbench.model.hooks import (
+    attention_layers,
+    feed_forward_in_blocks,
+    feed_forwards,
+    is_plain,
+    recording_pre_rope,
+)
 from kvbench.model.loading import LoadedModel
-from kvbench.prefill.capture import capture
+from kvbench.prefill.capture import capture, query_statistics
 from kvbench.prefill.needs import Needs
+from kvbench.prefill.state import Prefill
 from support.families import WITHOUT_ROPE
 
 ALL = Needs(window=8, pre_rope_keys=True, column_sums=True)
@@ -194,3 +202,59 @@ def test_a_number_that_is_not_finite_is_refused_by_layer(
     finally:
         weight[3, 5] = kept
     capture(tiny, prompt(20), Needs())
+
+
+def same(a: Prefill, b: Prefill) -> bool:
+    pairs = zip(a.layers, b.layers, strict=True)
+    return torch.equal(a.last_logits, b.last_logits) and all(
+        torch.equal(x.k, y.k) and torch.equal(x.v, y.v) for x, y in pairs
+    )
+
+
+@pytest.mark.parametrize("tokens", [1025, 2049, 3001])
+def test_feed_forward_layers_in_blocks_change_no_bit(
+    tiny: LoadedModel, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    in_blocks = capture(tiny, prompt(tokens), Needs())
+    monkeypatch.setattr(hooks, "BLOCK", tokens)
+    assert same(in_blocks, capture(tiny, prompt(tokens), Needs()))
+
+
+def test_no_block_of_a_family_is_longer_than_said(
+    family: tuple[LoadedModel, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, _ = family
+    whole = capture(model, prompt(100), Needs())
+    monkeypatch.setattr(hooks, "BLOCK", 33)
+    feed_forward_in_blocks(model.network)  # once more is no more
+    given = []
+    handles = [
+        linear.register_forward_pre_hook(lambda _, args: given.append(args[0].shape[1]))
+        for mlp in filter(is_plain, feed_forwards(model.network))
+        for linear in mlp.modules()
+        if isinstance(linear, torch.nn.Linear)
+    ]
+    in_blocks = capture(model, prompt(100), Needs())
+    for handle in handles:
+        handle.remove()
+    # The prompt goes in four times 25 tokens, but whole to the experts of a router.
+    assert set(given) <= {25} and bool(given) == bool(handles)
+    assert handles or "num_experts_per_tok" in vars(model.network.config)
+    assert same(whole, in_blocks)
+
+
+def test_a_router_is_given_the_whole_prompt() -> None:
+    config = AutoConfig.for_model(
+        "mixtral", vocab_size=96, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=2, num_local_experts=4,
+    )
+    (experts,) = feed_forwards(AutoModelForCausalLM.from_config(config))
+    assert not is_plain(experts)
+
+
+def test_query_statistics_of_some_heads_at_a_time_are_those_of_all() -> None:
+    rng = torch.Generator().manual_seed(0)
+    queries = torch.randn(130, 6, 16, generator=rng).transpose(0, 1)
+    whole, parts = query_statistics(queries, 4), query_statistics(queries, 4, groups=3)
+    assert torch.equal(whole.mean, parts.mean)
+    assert torch.equal(whole.covariance, parts.covariance)
