@@ -78,7 +78,8 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> Bytes:
     # A fifth: what methods that read keys before RoPE remember between two budgets.
     kept = 2 * keys + keys * needs.pre_rope_keys * 6 // 5
     kept += g.layers * g.query_heads * min(needs.window, tokens) * g.head_dim * element
-    scores = g.query_heads * needs.column_sums + g.kv_heads * len(needs.reconstructions)
+    sums = needs.column_sums + len(needs.last_block_sums)
+    scores = g.query_heads * sums + g.kv_heads * len(needs.reconstructions)
     kept += 4 * g.layers * tokens * scores
     moments = g.layers * g.query_heads * g.head_dim * (g.head_dim + 1)
     kept += 4 * moments * len(needs.query_statistics)
@@ -89,7 +90,7 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> Bytes:
     keys_weighed = 0
     if needs.reconstructions:
         keys_weighed = tokens + max(passes.chunk_tokens for passes in needs.reconstructions)
-    elif needs.column_sums:
+    elif sums:
         keys_weighed = tokens
     attention += 3 * 4 * _QUERIES_AT_ONCE * g.query_heads * keys_weighed
     feed_forward = 3 * tokens * config.intermediate_size * element

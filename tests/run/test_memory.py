@@ -62,6 +62,7 @@ def _held(prefill: Prefill) -> int:
     tensors = [prefill.last_logits]
     for s in prefill.layers:
         tensors += [s.k, s.v, s.q_win, s.k_pre, s.column_sums, *s.reconstructions.values()]
+        tensors += s.last_block_sums.values()
         tensors += [t for m in s.query_statistics.values() for t in (m.mean, m.covariance)]
     return sum(t.nbytes for t in tensors if t is not None)
 
@@ -73,6 +74,7 @@ def _held(prefill: Prefill) -> int:
         Needs(window=32),
         Needs(window=8, pre_rope_keys=True, column_sums=True),
         Needs(query_statistics=frozenset({4})),
+        Needs(last_block_sums=frozenset({8, 32})),
     ],
     ids=str,
 )
@@ -81,7 +83,9 @@ def test_a_prefill_is_estimated_above_what_it_keeps_and_within_one_layers_activa
     kept = _held(capture(tiny, torch.arange(tokens) % 256, needs))
     config = tiny.network.config
     passing = 4 * tokens * (2 * config.hidden_size + 3 * config.intermediate_size)
-    passing += 12 * 128 * tiny.geometry.query_heads * tokens * needs.column_sums
+    passing += 12 * 128 * tiny.geometry.query_heads * tokens * (
+        needs.column_sums or bool(needs.last_block_sums)
+    )
     logits = 4 * config.vocab_size
     g = tiny.geometry
     remembered = 4 * g.layers * g.kv_heads * tokens * g.head_dim // 5 * needs.pre_rope_keys
