@@ -42,7 +42,7 @@ def _kept_whole(table: Table) -> list[str]:
     rows = [row for row in table.rows if not row.is_baseline and row.budget.tokens is not None]
     for budget in dict.fromkeys(row.budget for row in rows):
         at = [row for row in rows if row.budget == budget]
-        prompts = {(r.task, r.sample_id): r for row in at for r in row.records if r.native_bytes}
+        prompts = {(r.task, r.sample): r for row in at for r in row.records if r.native_bytes}
         whole = sum(r.cache_bytes == r.native_bytes for r in prompts.values())
         if whole:
             lines.append(
