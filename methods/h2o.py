@@ -14,11 +14,11 @@ Differs from the paper:
   mask simulation (utils_hh), so one row less is held between two steps. There, the row that just
   left the recent ones is hidden for one step and may come back; here it competes at once.
 - Layers with a sliding window sum the queries that see a key.
-- `causal=last_block` is no part of the paper: until 2026-06-22 (9f9aa2e) KVCache-Factory masked only
-  the last `recent` queries, so that all others saw the future. Every published row of H2O that was
-  made with it is of that form (`h2o_kvf_published`), which chooses other rows.
+- `causal=last_block` is no part of the paper: until 2026-06-22 (9f9aa2e) KVCache-Factory masked
+  only the last `recent` queries, so that all others saw the future. Every published row of H2O that
+  was made with it is of that form (`h2o_kvf_published`); half of its context rows are others.
 - `h2o_official` keeps a union of its query heads' rows once per KV head, and a budget is one of
-  bytes: at 0.2 each query head of SmolLM2-135M keeps HHHH of the prompt, not 0.2 as there.
+  bytes: at 0.2 a query head of SmolLM2-135M keeps 0.127 of 1024 tokens, not 0.2 as there.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class H2O(ScoringMethod):
     recent: int | None = None  # newest tokens as a count instead; KVCache-Factory: 8
     normalize: str = "none"  # raw sums; `visible`: by the number of queries that see the key
     during_decode: bool = False  # Algorithm 1 evicts after each forward; KVCache-Factory does not
-    causal: bool | str = True  # `last_block`: KVCache-Factory until 2026-06-22 (9f9aa2e)
+    causal: bool | str = True  # `last_block`: KVCache-Factory to 2026-06-22
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -65,7 +65,7 @@ class H2O(ScoringMethod):
             self.recent is None or self.normalize != "none" or self.during_decode
         ):
             raise UserError(
-                "method.causal='last_block' sums raw attention of a prefill under a mask of the last"
+                "method.causal='last_block' sums a prefill's raw attention under a mask of the last"
                 " `recent` tokens: give method.recent=8, method.normalize=none and"
                 " method.during_decode=false"
             )

@@ -14,11 +14,12 @@ Differs from the paper:
 - A bit says whether the token is among the rows that the query head would keep by itself, context
   rows only. Where the base's heads keep different rows, each has its own evicted tokens.
 - The random anchor is drawn per layer. An anchor bit of `mean` is set above one half, as OpenVINO.
-  Evicted tokens are those that few heads would keep: most have no bit set, so the mean anchor is
-  zero (in every layer and head of SmolLM2-135M at 1024 tokens, over SnapKV and H2O, at 0.2 and 0.5,
-  where 73 to 78% of the evicted have none), these are all alike, and grouping is by position. The
-  facts `anchor_bits_set` and `evicted_without_bits`, shares, say so of each prompt. Any gain must
-  beat `grouping=random`: representatives drawn from all that is evicted.
+  Evicted tokens are those that few heads would keep. On SmolLM2-135M the mean anchor was zero in
+  every layer and head measured (SnapKV and H2O, 0.2 to 0.5), and of the evicted tokens 73 to 82% at
+  0.2 and 46 to 58% at 0.4 have no bit set: they are all alike to it, and grouping is by position.
+  The facts `anchor_bits_set` and `evicted_without_bits`, both shares, say so of each prompt. Any
+  gain must beat `grouping=random`: representatives drawn from all that is evicted
+  (results/methods.md).
 - Chunks and pages are whole: the newest ones, begun but not full, stay with the window, and what
   is left of a layer's budget goes to the next layer. Their importance is the sum of the base's
   scores.
@@ -93,8 +94,8 @@ class KVCrush(Method):
         important = budget.times(1 - self.share)
         tokens, copies = prefill.tokens, self.base.copies(prefill)
         # Of each layer: the paper's 25% of 2048 are 512 of every layer's.
-        rows = whole(budget.tokens_per_head(tokens, copies))
-        beside = max(0, rows - max(1, whole(important.tokens_per_head(tokens, copies))))
+        mean = whole(budget.tokens_per_head(tokens, copies))
+        beside = max(0, mean - max(1, whole(important.tokens_per_head(tokens, copies))))
         counts = self.base.context_rows(prefill, important)
         layers, spare, found = [], 0, Degeneracy()
         for layer, (window, context) in zip(prefill.layers, counts, strict=True):

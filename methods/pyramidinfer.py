@@ -4,9 +4,9 @@ Paper: PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Infere
 2024), section 4. Official code read: mutonix/pyramidinfer, legacy model and configurations.
 
 Differs from the paper:
-- A budget is met: the cosine schedule's decay is solved for it. The released decays are budgets, on
-  8000 tokens: 0.766 for 7B (0.9, 32 layers), 0.724 for 13B (0.8, 40 layers, every second one), 0.782
-  for 70B (0.9, 80 layers, every third one); `decay` sets one whatever the budget, and the fact
+- A budget is met: the cosine schedule's decay is solved for it. The released decays are budgets on
+  8000 tokens: 0.766 for 7B (0.9, 32 layers), 0.724 for 13B (0.8, 40 layers, every second one) and
+  0.782 for 70B (0.9, 80 layers, every third one). `decay` sets one whatever the budget; the fact
   `over_budget` says where that keeps more. Below the schedule's floor, about 0.47, the decay is
   the same in every layer, as the released `linear` in effect is, and the recent share shrinks with
   the budget; on short prompts and small budgets `min_context` gives way. The facts say which.
@@ -15,9 +15,9 @@ Differs from the paper:
 - A layer that would fall below `min_context` is fed exactly that many; the released code lets it
   keep all it had.
 - `during_decode`: a generated token's score is the mean attention it received from the tokens
-  after it and from itself; the released code takes the newest 1 + r of them, weighted. What is fed after
-  compression counts as generated. The prompt's rows are never touched, as the README intends; the
-  released port compares lengths of different layers and evicts them.
+  after it and from itself; the released code takes the newest 1 + r of them, weighted. What is fed
+  after compression counts as generated. The prompt's rows are never touched, as the README intends;
+  the released port compares lengths of different layers and evicts them.
 - Counts are rounded down with 0.6 * 1000 = 600. Released slips are not repeated: weights that
   change the stored attention, lengths taken from another layer.
 """

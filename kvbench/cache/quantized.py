@@ -69,7 +69,8 @@ class QuantizedStore(Store):
 
     def materialize(self) -> tuple[Band, ...]:
         """Rebuild the rows: one band of G heads."""
-        parts = [s for s in self.segments()[0] if not isinstance(s, PlainRows)]
+        coded = QuantizedRows | QuantizedKeys
+        parts = [s for s in self.segments()[0] if isinstance(s, coded)]
         at = torch.arange(self.tokens, dtype=torch.int32, device=self.newest.k.device)
         return (
             Band(

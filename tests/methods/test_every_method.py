@@ -205,8 +205,8 @@ def _flattened(prefill, flat: Callable[[torch.Tensor], torch.Tensor]):
         changes["k_pre"] = None if state.k_pre is None else flat(state.k_pre)
         sums = state.column_sums
         changes["column_sums"] = None if sums is None else torch.ones_like(sums)
-        unmasked = defaultdict(lambda like=state.q_win: torch.ones(len(like), state.tokens))
-        changes["last_block_sums"] = unmasked
+        level = torch.ones(state.query_heads, state.tokens)
+        changes["last_block_sums"] = defaultdict(lambda level=level: level)
         tied = defaultdict(lambda like=state.k: torch.ones(like.shape[:2]))
         layers.append(replace(state, reconstructions=tied, **changes))
     return replace(prefill, layers=tuple(layers))

@@ -87,7 +87,7 @@ def test_the_published_form_chooses_what_the_code_before_its_mask_was_mended_cho
     "fields", [{}, {"recent": 8, "normalize": "visible"}, {"recent": 8, "during_decode": True}]
 )
 def test_the_mask_of_the_last_block_needs_its_size_and_a_plain_prefill(fields):
-    with pytest.raises(UserError, match="method.causal='last_block'.*give method.recent=8"):
+    with pytest.raises(UserError, match=r"method.causal='last_block'.*give method.recent=8"):
         H2O(causal="last_block", **fields)
 
 
@@ -112,7 +112,8 @@ def test_the_kvf_layout_pays_for_a_copy_per_query_head():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("recent_ratio", 1.5), ("recent", -1), ("normalize", "mean"), ("causal", False)]
+    ("field", "value"),
+    [("recent_ratio", 1.5), ("recent", -1), ("normalize", "mean"), ("causal", False)],
 )
 def test_fields_out_of_range_are_refused(field, value):
     with pytest.raises(UserError, match=f"method.{field}=.*give"):

@@ -196,7 +196,8 @@ def test_words_that_a_report_cannot_use_are_refused(words: list[str], said: str)
 
 def test_a_table_says_which_code_its_rows_stand_for(tmp_path: Path) -> None:
     table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
-    rows = {"FullKV": ["fullkv"], "H2O": ["h2o_kvf_published[recent=32]"], "SpindleKV": ["spindlekv"]}
+    rows = {"FullKV": ["fullkv"], "H2O": ["h2o_kvf_published[recent=32]"]}
+    rows["SpindleKV"] = ["spindlekv"]
     beside = Beside(published_table("spindlekv/table2"), rows, notes=["Ours is ours."])
     (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
     assert "Our rows: H2O by h2o_kvf_published[recent=32]; SpindleKV by spindlekv." in sheet.notes
