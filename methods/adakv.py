@@ -8,6 +8,7 @@ Differs from the paper:
 - Heads are those of the base's layout, KV heads by default; the paper selects per query head
   (`base.heads=query base.store=repeat`).
 - The budget is met to the row: the heads' shares are rounded by largest remainder.
+- Every head keeps a row at least, as in kvpress, where the base keeps no window (`alpha=0`: none).
 - Rows of equal score go to the lower position, then to the lower head.
 - KVCache-Factory weights each head's scores by the share of the mass in its best rows; the paper
   does not, nor does kvbench.
@@ -63,10 +64,11 @@ class AdaKV(Method):
         counts = self.base.context_rows(prefill, budget)
         for layer, (window, context) in zip(prefill.layers, counts, strict=True):
             scores = self.base.head_scores(layer, window)
+            one = min(1, context) if self.alpha and not window else 0
             if self.safeguard == "blend":
-                shares = blended_shares(scores, context, self.alpha)
+                shares = blended_shares(scores, context, self.alpha, one)
             else:
-                least = max(0, whole(self.alpha * (window + context)) - window)
+                least = max(one, whole(self.alpha * (window + context)) - window)
                 shares = free_shares(scores, context, least)
             rows = [
                 with_window(top_rows(head[None], share), layer.tokens, window)[0]
@@ -92,8 +94,15 @@ def free_shares(scores: Tensor, mean: int, least: int = 0) -> list[int]:
     return shares
 
 
-def blended_shares(scores: Tensor, mean: int, alpha: float) -> list[int]:
-    """Rows of each head: (1 - alpha) of its free share and alpha of the even one."""
-    free = free_shares(scores, mean)
+def blended_shares(scores: Tensor, mean: int, alpha: float, least: int = 0) -> list[int]:
+    """Rows of each head: (1 - alpha) of its free share and alpha of the even one.
+
+    Args:
+        scores: [H, n].
+        mean: rows per head; H * mean are shared out.
+        alpha: share that is not shared out by score.
+        least: of each head, its best rows that are kept whatever their score; at most `mean`.
+    """
+    free = free_shares(scores, mean, least)
     blended = [(1 - alpha) * share + alpha * mean for share in free]
     return rounded_to_sum(blended, scores.shape[1])

@@ -1,7 +1,7 @@
 """H2O: keep the tokens that all queries so far attended to most (heavy hitters), and the newest.
 
 Paper: H2O: Heavy-Hitter Oracle for Efficient Generative Inference of Large Language Models
-(Zhang et al., 2023), section 4.2, Algorithm 1. Official code: FMInference/H2O 61e8089,
+(Zhang et al., 2023), section 4.2, Algorithm 1. Official code: FMInference/H2O ac75c2a,
 h2o_hf/utils_hh, read; KVCache-Factory c97f9d7 for its setting.
 
 Differs from the paper:
@@ -14,6 +14,11 @@ Differs from the paper:
   mask simulation (utils_hh), so one row less is held between two steps. There, the row that just
   left the recent ones is hidden for one step and may come back; here it competes at once.
 - Layers with a sliding window sum the queries that see a key.
+- `causal=last_block` is no part of the paper: until 2026-06-22 (9f9aa2e) KVCache-Factory masked
+  only the last `recent` queries, so that all others saw the future. Every published row of H2O that
+  was made with it is of that form (`h2o_kvf_published`); half of its context rows are others.
+- `h2o_official` keeps a union of its query heads' rows once per KV head, and a budget is one of
+  bytes: at 0.2 a query head of SmolLM2-135M keeps 0.127 of 1024 tokens, not 0.2 as there.
 """
 
 from __future__ import annotations
@@ -25,6 +30,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kvbench.base.errors import UserError
 from kvbench.cache.rows import store_band, store_rows
 from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
 from kvbench.compress.budget import Budget, whole
@@ -44,6 +50,7 @@ class H2O(ScoringMethod):
     recent: int | None = None  # newest tokens as a count instead; KVCache-Factory: 8
     normalize: str = "none"  # raw sums; `visible`: by the number of queries that see the key
     during_decode: bool = False  # Algorithm 1 evicts after each forward; KVCache-Factory does not
+    causal: bool | str = True  # `last_block`: KVCache-Factory to 2026-06-22
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -52,11 +59,24 @@ class H2O(ScoringMethod):
         if self.recent is not None:
             check_range("recent", self.recent, 0)
         check_choice("normalize", self.normalize, "none", "visible")
+        if self.causal not in (True, "last_block"):
+            raise UserError(f"method.causal={self.causal!r} is unknown: give true or last_block")
+        if self.causal is not True and (
+            self.recent is None or self.normalize != "none" or self.during_decode
+        ):
+            raise UserError(
+                "method.causal='last_block' sums a prefill's raw attention under a mask of the last"
+                " `recent` tokens: give method.recent=8, method.normalize=none and"
+                " method.during_decode=false"
+            )
 
     @property
     def needs(self) -> Needs:
         """Attention summed over all queries."""
-        return Needs(column_sums=True)
+        if self.causal is True:
+            return Needs(column_sums=True)
+        assert self.recent is not None
+        return Needs(last_block_sums=frozenset({self.recent}))
 
     @property
     def bytes_follow_data(self) -> bool:
@@ -76,8 +96,13 @@ class H2O(ScoringMethod):
 
     def head_scores(self, layer: LayerState, window: int) -> Tensor:
         """Attention each context key received, reduced to the layout's heads."""
-        assert layer.column_sums is not None
-        sums = layer.column_sums[:, : layer.tokens - window]
+        if self.causal is True:
+            assert layer.column_sums is not None
+            received = layer.column_sums
+        else:
+            assert self.recent is not None
+            received = layer.last_block_sums[self.recent]
+        sums = received[:, : layer.tokens - window]
         if self.normalize == "visible":
             at = torch.arange(sums.shape[1], device=sums.device)
             sums = sums / seen_by(at, layer.tokens, layer.rule.sliding_window)

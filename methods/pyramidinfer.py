@@ -4,8 +4,10 @@ Paper: PyramidInfer: Pyramid KV Cache Compression for High-throughput LLM Infere
 2024), section 4. Official code read: mutonix/pyramidinfer, legacy model and configurations.
 
 Differs from the paper:
-- A budget is met: the cosine schedule's decay is solved for it (0.9, the released 7B value, is a
-  mean of 0.766 on 8000 tokens and 32 layers). Below the schedule's floor, about 0.47, the decay is
+- A budget is met: the cosine schedule's decay is solved for it. The released decays are budgets on
+  8000 tokens: 0.766 for 7B (0.9, 32 layers), 0.724 for 13B (0.8, 40 layers, every second one) and
+  0.782 for 70B (0.9, 80 layers, every third one). `decay` sets one whatever the budget; the fact
+  `over_budget` says where that keeps more. Below the schedule's floor, about 0.47, the decay is
   the same in every layer, as the released `linear` in effect is, and the recent share shrinks with
   the budget; on short prompts and small budgets `min_context` gives way. The facts say which.
 - The first layer is fed every token, so no budget below 1 / layers can be met; the facts then say
@@ -13,9 +15,9 @@ Differs from the paper:
 - A layer that would fall below `min_context` is fed exactly that many; the released code lets it
   keep all it had.
 - `during_decode`: a generated token's score is the mean attention it received from the tokens
-  after it; the released code takes the newest 1 + r of them, weighted. What is fed after
-  compression counts as generated. The prompt's rows are never touched, as the README intends; the
-  released port compares lengths of different layers and evicts them.
+  after it and from itself; the released code takes the newest 1 + r of them, weighted. What is fed
+  after compression counts as generated. The prompt's rows are never touched, as the README intends;
+  the released port compares lengths of different layers and evicts them.
 - Counts are rounded down with 0.6 * 1000 = 600. Released slips are not repeated: weights that
   change the stored attention, lengths taken from another layer.
 """
@@ -83,6 +85,7 @@ class PyramidInfer(Method):
     recent_ratio: float = 0.2  # released configurations; smaller below the cosine floor
     strategy: str = "auto"  # `cosine` (released configurations) or `constant`; auto: what fits
     min_context: int = 64  # released configurations: min_context_length
+    decay: float | None = None  # released: 0.9, 13B 0.8; null: solved for the budget
     interval: int = 1  # released 7B and 8B: layerwise_downsample_interval
     sinks: int = 4  # released configurations: streamingllm_sink_len
     distance_weight: float = 1.2  # released configurations; weight of the newest query
@@ -96,6 +99,8 @@ class PyramidInfer(Method):
         check_range("recent_ratio", self.recent_ratio, 0, 1)
         check_choice("strategy", self.strategy, "auto", "cosine", "constant")
         check_range("min_context", self.min_context, 0)
+        if self.decay is not None:
+            check_range("decay", self.decay, 0, 1)
         check_range("interval", self.interval, 1)
         check_range("sinks", self.sinks, 0)
         check_range("distance_weight", self.distance_weight, 0)
@@ -139,6 +144,7 @@ class PyramidInfer(Method):
                     prefill.layers, stores, self.block_kept(layers), strict=True
                 )
             ]
+        over = sum(fed) / layers > budget.tokens_per_head(tokens)
         return Compressed(
             tuple(stores),
             {
@@ -146,7 +152,8 @@ class PyramidInfer(Method):
                 "recent_ratio": schedule.recent_ratio,
                 "decay": schedule.decay,
                 "min_context": schedule.min_context,
-                "floor": sum(fed) / layers > budget.tokens_per_head(tokens),
+                # Solved for, only the least that can be kept exceeds a budget.
+                "floor" if self.decay is None else "over_budget": over,
             },
         )
 
@@ -159,8 +166,11 @@ class PyramidInfer(Method):
     def schedule(self, tokens: int, layers: int, budget: Budget) -> Schedule:
         """The first schedule that can meet the budget, its decay the largest that does.
 
-        Where none can, the one that keeps least.
+        Where none can, the one that keeps least. A decay that was given is taken as it is.
         """
+        if self.decay is not None:
+            strategy = "constant" if self.strategy == "constant" else "cosine"
+            return Schedule(strategy, self.recent_ratio, self.decay, self.min_context)
         wanted = budget.tokens_per_head(tokens) / tokens
         for floor in self._floors(tokens, layers, wanted):
             if floor.kept_ratio(tokens, layers, self.interval) <= wanted:

@@ -17,7 +17,9 @@ Differs from the paper:
 - Bits follow the budget, and the full-precision part fills it (`bits` and `residual` set both;
   the paper: 2 bits, 128 tokens).
 - Generated tokens stay in full precision; the paper quantizes those that leave the residual.
-- The part of the prompt that fills no group of tokens joins the full-precision part.
+- The part of the prompt that fills no group of tokens joins the full-precision part. KIVI's own
+  setting (`quantized_kivi`) keeps T mod 128 keys and exactly 128 values of a prompt of T tokens in
+  full precision (`split_residual`); what it reads is then in torch alone, without a kernel.
 - Formula 15 counts vectors, not bits: its readings are 1.
 """
 
@@ -42,6 +44,7 @@ class Quantized(Method):
     bits: int | None = None  # 2, 4 or 8; null: the most that fit the budget. The paper: 2
     group: int = 32  # section 4.1: group size 32
     residual: int | None = None  # newest tokens as they are; null: what the budget leaves
+    split_residual: bool = False  # KIVI's code: so many values, but of T keys T mod residual
 
     def __post_init__(self) -> None:
         """Refuse values outside their range."""
@@ -50,6 +53,11 @@ class Quantized(Method):
         check_range("group", self.group, 1)
         if self.residual is not None:
             check_range("residual", self.residual, 0)
+        if self.split_residual and not self.residual:
+            raise UserError(
+                f"method.residual={self.residual} cannot be split: give method.residual=128, or"
+                " method.split_residual=false"
+            )
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return quantized stores, as large as the budget lets them be."""
@@ -58,20 +66,32 @@ class Quantized(Method):
         target = whole(share * (first.k.nbytes + first.v.nbytes))
         bits = self._bits_within(first, target)
         older = self._older(first, bits, target)
-        layers = tuple(store_quantized(s, older, bits, self.group) for s in prefill.layers)
-        over = layers[0].nbytes > target
-        return Compressed(layers, {"bits": bits, "quantized_tokens": older, "over_budget": over})
+        values = self._older_values(first, older)
+        layers = tuple(store_quantized(s, older, bits, self.group, values) for s in prefill.layers)
+        facts = {"bits": bits, "quantized_tokens": older, "over_budget": layers[0].nbytes > target}
+        if self.split_residual:
+            facts["quantized_values"] = values
+        return Compressed(layers, facts)
 
     def _most(self, layer: LayerState) -> int:
-        """Tokens that may be quantized: whole groups outside the residual."""
-        return max(0, layer.tokens - (self.residual or 0)) // self.group * self.group
+        """Tokens whose keys may be quantized: whole groups outside the residual."""
+        tokens, residual = layer.tokens, self.residual or 0
+        outside = tokens // residual * residual if self.split_residual else tokens - residual
+        return max(0, outside) // self.group * self.group
+
+    def _older_values(self, layer: LayerState, older: int) -> int:
+        """Tokens whose values are quantized where the keys of so many are."""
+        if not self.split_residual or self.residual is None:
+            return older
+        return min(older, max(0, layer.tokens - self.residual))
 
     def _bits_within(self, layer: LayerState, target: int) -> int:
         if self.bits is not None:
             return self.bits
         older = self._most(layer)
-        fitting = (b for b in _BITS if quantized_bytes(layer, older, b, self.group) <= target)
-        return next(fitting, _BITS[-1])
+        values = self._older_values(layer, older)
+        sizes = ((b, quantized_bytes(layer, older, b, self.group, values)) for b in _BITS)
+        return next((b for b, size in sizes if size <= target), _BITS[-1])
 
     def _older(self, layer: LayerState, bits: int, target: int) -> int:
         """Tokens quantized: as few whole groups as the budget allows."""

@@ -6,6 +6,8 @@ Official code: mit-han-lab/streaming-llm.
 Differs from the paper:
 - Acts once, after the prefill, unless `during_decode`; the official code evicts before each turn,
   or after each token in its perplexity script, which is what `during_decode` does.
+- The official code reads a prompt token by token as well; `during_decode` evicts from the first
+  generated token on, after an ordinary prefill that sees the whole prompt.
 - Keys keep their original positions; `positions=cache` re-rotates them to their index in the
   cache, as the official code does.
 - Rows are stored once per KV head; `store=repeat` stores a copy per query head, as KVCache-Factory
@@ -24,6 +26,7 @@ from kvbench.base.errors import UserError
 from kvbench.cache.rows import RowStore, gather_rows, store_rows
 from kvbench.cache.segments import PlainRows
 from kvbench.cache.store import Band, Compressed, Lane, Store, Tail
+from kvbench.classifier.trained import LOCALISATION, ORACLE
 from kvbench.compress.budget import Budget, whole
 from kvbench.compress.method import Method, check_choice, check_range
 from kvbench.model.rotary import Rotary
@@ -37,6 +40,7 @@ class StreamingLLM(Method):
 
     sinks: int = 4  # section 3.2: four initial tokens suffice
     recent: int | None = None  # newest tokens; set: the rest of the budget are initial tokens
+    recent_localization: int | None = None  # WindowKV, A.2: `recent` of tasks that localize
     positions: str = "original"  # `cache`: official code, rotate by index in the cache
     during_decode: bool = False  # official: evict after each forward; kvbench: the prompt only
     store: str = "native"  # `repeat`: a copy per query head, as KVCache-Factory
@@ -46,6 +50,8 @@ class StreamingLLM(Method):
         check_range("sinks", self.sinks, 0)
         if self.recent is not None:
             check_range("recent", self.recent, 1)
+        if self.recent_localization is not None:
+            check_range("recent_localization", self.recent_localization, 1)
         check_choice("positions", self.positions, "original", "cache")
         check_choice("store", self.store, "native", "repeat")
         if self.store == "repeat" and self.during_decode:
@@ -53,8 +59,11 @@ class StreamingLLM(Method):
 
     @property
     def needs(self) -> Needs:
-        """Pre-RoPE keys where they are rotated again."""
-        return Needs(pre_rope_keys=self.positions == "cache")
+        """Pre-RoPE keys where they are rotated again; the task type where that decides."""
+        return Needs(
+            pre_rope_keys=self.positions == "cache",
+            classifiers=frozenset([] if self.recent_localization is None else [ORACLE]),
+        )
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
         """Return the same rows for every layer and head; no score is computed."""
@@ -62,8 +71,10 @@ class StreamingLLM(Method):
         layer = prefill.layers[0]
         copies = layer.query_heads // layer.kv_heads if self.store == "repeat" else 1
         kept = max(1, whole(budget.tokens_per_head(tokens, copies)))
-        newest = kept - min(self.sinks, kept - 1) if self.recent is None else self.recent
-        newest = min(newest, kept)
+        recent = self.recent
+        if self.recent_localization and prefill.task_types.get(ORACLE) == LOCALISATION:
+            recent = self.recent_localization
+        newest = kept - min(self.sinks, kept - 1) if recent is None else min(recent, kept)
         rows = torch.cat([torch.arange(kept - newest), torch.arange(tokens - newest, tokens)])
         store = self._stream if self.during_decode else self._store
         layers = tuple(store(s, rows.to(s.k.device), newest) for s in prefill.layers)

@@ -19,7 +19,11 @@ Differs from the paper:
   than the observation window keeps the newest tokens only.
 - gamma is 7 or 8 in the paper; other models get the divisor of their layers nearest 8.
 - The paper's classifier is not published: the oracle knows the task, `kvbench train-classifier`
-  trains another. A prompt whose task nobody tells aggregates.
+  trains another. A prompt whose task nobody tells aggregates, and so does the oracle's needle,
+  which by the paper's definition localizes: `task_type` states one whatever the classifier says.
+- The released code (002a559) rates every later prompt by the first one's task type, which it keeps
+  in its layers; b25998c before it, and kvbench, choose for each prompt.
+- `shared=false` lets each layer choose its own rows at its group's budget, as Figure 2 does.
 """
 
 from __future__ import annotations
@@ -52,7 +56,9 @@ class WindowKV(Method):
     alpha_aggregation: int = 32  # appendix A.3, LLaMA3-8B
     gamma: int | None = None  # layers of a group; appendix A.3: 8 for LLaMA3-8B, 7 for Qwen2.5-1.5B
     beta: float = 14.0  # appendix A.3, lambda there: the last group gets 1 / beta of the mean
+    shared: bool = True  # section 2.2.2: a group's layers keep its first one's rows; Fig. 2: false
     classifier: str = ORACLE  # who tells the task type; or the folder of a trained classifier
+    task_type: str | None = None  # `localization` or `aggregation` for every prompt; null: as told
     strategy: str = "paper"  # `released`: the two scores change places
     budget_rule: str = "paper"  # Eq. 6 and 7; `released`: integer steps, whole windows
     suffix: str = "inside"  # kvbench: a budget counts the window; `outside`: on top, as released
@@ -67,6 +73,8 @@ class WindowKV(Method):
             check_range("gamma", self.gamma, 1)
         check_range("beta", self.beta, 1)
         check_classifier("classifier", self.classifier)
+        if self.task_type is not None:
+            check_choice("task_type", self.task_type, LOCALISATION, AGGREGATION)
         check_choice("strategy", self.strategy, "paper", "released")
         check_choice("budget_rule", self.budget_rule, "paper", "released")
         check_choice("suffix", self.suffix, "inside", "outside")
@@ -76,7 +84,7 @@ class WindowKV(Method):
         """The observation window's queries, and the task type."""
         return Needs(
             window=max(self.alpha_localization, self.alpha_aggregation),
-            classifiers=frozenset([self.classifier]),
+            classifiers=frozenset([self.classifier] if self.task_type is None else []),
         )
 
     @property
@@ -85,9 +93,12 @@ class WindowKV(Method):
         return self.budget_rule == "released" or self.suffix == "outside"
 
     def compress(self, prefill: Prefill, budget: Budget) -> Compressed:
-        """Return the same rows for all layers of a group, by its first layer's scores."""
+        """Return the same rows for all layers of a group, by its first layer's scores.
+
+        Unless `shared` is false: each layer's own are then as many.
+        """
         layers, tokens = prefill.layers, prefill.tokens
-        task_type = prefill.task_types.get(self.classifier, AGGREGATION)
+        task_type = self.task_type or prefill.task_types.get(self.classifier, AGGREGATION)
         localize = (task_type == LOCALISATION) == (self.strategy == "paper")
         omega = self.omega_localization if localize else self.omega_aggregation
         alpha = self.alpha_localization if localize else self.alpha_aggregation
@@ -109,10 +120,12 @@ class WindowKV(Method):
             self.group_budgets(context, tokens - window, len(layers), gamma)
         ):
             members = layers[group * gamma : (group + 1) * gamma]
-            scores = review_window_scores(members[0], window, omega, best)
-            chosen = rows_of_windows(scores, omega, tokens - window, count, whole_windows)
-            rows = with_window(chosen[None], tokens, window)
-            stores += [store_rows(s, rows.to(s.k.device).expand(s.kv_heads, -1)) for s in members]
+            for place, layer in enumerate(members):
+                if place == 0 or not self.shared:
+                    scores = review_window_scores(layer, window, omega, best)
+                    chosen = rows_of_windows(scores, omega, tokens - window, count, whole_windows)
+                    rows = with_window(chosen[None], tokens, window)
+                stores.append(store_rows(layer, rows.to(layer.k.device).expand(layer.kv_heads, -1)))
         return Compressed(tuple(stores), {"task_type": task_type})
 
     def group_budgets(self, context: float, most: int, layers: int, gamma: int) -> list[int]:

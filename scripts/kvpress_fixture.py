@@ -8,9 +8,10 @@ kvpress pins an older transformers, so this runs in an environment of its own, w
     kvpress-env/bin/pip install kvpress==0.5.5 transformers==5.2.0 torch==2.13.0
     kvpress-env/bin/python scripts/kvpress_fixture.py tests/fixtures/kvpress-0.5.5.json
 
-The network, its prompts and its tokenizer come from the functions below, which the tests call too;
-the fixture records hashes of them. What is kept is written per layer and KV head as a hexadecimal
-number whose bit p is set where position p is kept.
+The networks, their prompts and the tokenizer come from the functions below, which the tests call
+too; the fixture records hashes of them. What is kept is written per layer and KV head as a
+hexadecimal number whose bit p is set where position p is kept. Keys that a press rotated anew are
+written for two rows of each head: the one behind the sinks, and the last.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ CHAT_TEMPLATE = (
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 )
 TEMPLATE_PREFIX = "<s>[user] "
+
+SLIDING_WINDOW = 200
 
 # Press, its settings, attention, prompt tokens, whether the prompt starts with a chat template.
 Case = tuple[str, dict[str, Any], str, int, bool]
@@ -108,19 +111,64 @@ CASES: list[Case] = [
     ("KVzipPress", {"compression_ratio": 0.5, "layerwise": True}, "sdpa", 300, True),
 ]
 
+SINKS = 4
+_HALF = [(300, 0.5), (777, 0.75)]
+# Cases of another kind: a case as above, and what is told of it beside.
+MORE_CASES: list[tuple[Case, dict[str, str]]] = [
+    *(
+        (("KeyRerotationPress(StreamingLLMPress)", {"compression_ratio": r}, "sdpa", t, False), {})
+        for t, r in _HALF
+    ),
+    *(
+        ((press, {"compression_ratio": r}, "sdpa", t, False), {"dtype": "bfloat16"})
+        for press in ("KnormPress", "StreamingLLMPress", "SnapKVPress", "ExpectedAttentionPress")
+        for t, r in _HALF
+    ),
+    # Where attention is eager, presses read its weights, which no query has outside its window.
+    *(
+        ((press, {"compression_ratio": r}, attention, t, False), {"network": "mistral"})
+        for press, attention in [
+            ("SnapKVPress", "eager"),
+            ("TOVAPress", "eager"),
+            ("KnormPress", "sdpa"),
+            ("ExpectedAttentionPress", "sdpa"),
+        ]
+        for t, r in _HALF
+    ),
+    # So few rows that a head's safeguard would be none: each keeps one.
+    (
+        (
+            "AdaKVPress(KnormPress)",
+            {"compression_ratio": 0.995, "alpha_safeguard": 0.05},
+            "sdpa",
+            300,
+            False,
+        ),
+        {},
+    ),
+]
 
-def network() -> Any:
-    """The Llama: weights drawn in the order of their sorted names, norms 1; float32, CPU."""
-    from transformers import LlamaConfig, LlamaForCausalLM
 
-    model = LlamaForCausalLM(LlamaConfig(**LLAMA)).eval().requires_grad_(False)
+def network(kind: str = "llama", dtype: str = "float32") -> Any:
+    """A Llama, or a Mistral of its weights whose attention slides; on the CPU.
+
+    Weights are drawn in the order of their sorted names, in float32; norms are 1.
+    """
+    import transformers
+
+    if kind == "llama":
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA))
+    else:
+        config = transformers.MistralConfig(**LLAMA, sliding_window=SLIDING_WINDOW)
+        model = transformers.MistralForCausalLM(config)
+    model.eval().requires_grad_(False)
     generator = torch.Generator().manual_seed(WEIGHTS_SEED)
     for name, weight in sorted(model.named_parameters()):
         if name.endswith("norm.weight"):
             weight.fill_(1.0)
         else:
             weight.copy_(torch.randn(weight.shape, generator=generator) * WEIGHTS_SCALE)
-    return model
+    return model.to(getattr(torch, dtype))
 
 
 def digest(*tensors: torch.Tensor) -> str:
@@ -188,8 +236,10 @@ def stated_settings(press: Any) -> dict[str, Any]:
     return {**(stated_settings(wrapped) if wrapped else {}), **found}
 
 
-def kept_positions(model: Any, press: Any, ids: torch.Tensor) -> list[list[list[int]]]:
-    """Positions kept per layer and KV head, ascending."""
+def kept_positions(
+    model: Any, press: Any, ids: torch.Tensor
+) -> tuple[list[list[list[int]]], list[torch.Tensor]]:
+    """Positions kept per layer and KV head, ascending, and the keys that are held, per layer."""
     from transformers import DynamicCache
 
     whole, cache = DynamicCache(), DynamicCache()
@@ -210,12 +260,16 @@ def kept_positions(model: Any, press: Any, ids: torch.Tensor) -> list[list[list[
             kept.append([(~head).nonzero()[:, 0].tolist() for head in hidden])
             continue
         heads = []
-        for rows, all_rows in zip(cache.layers[i].keys[0], full, strict=True):
+        if type(press).__name__ == "KeyRerotationPress":  # whose values are as they were
+            held, full = cache.layers[i].values[0], whole.layers[i].values[0]
+        else:
+            held = cache.layers[i].keys[0]
+        for rows, all_rows in zip(held.float(), full.float(), strict=True):
             at = {row.numpy().tobytes(): p for p, row in enumerate(all_rows)}
             assert len(at) == len(ids), "two tokens have the same key"
             heads.append(sorted(at[row.numpy().tobytes()] for row in rows))
         kept.append(heads)
-    return kept
+    return kept, [layer.keys[0] for layer in cache.layers]
 
 
 def bits(positions: list[int]) -> str:
@@ -229,20 +283,26 @@ def main() -> None:
     parser.add_argument("out", type=Path, metavar="OUT.json")
     out = parser.parse_args().out
     torch.set_num_threads(1)
-    model = network()
+    models = {
+        (kind, dtype): network(kind, dtype)
+        for kind, dtype in [("llama", "float32"), ("llama", "bfloat16"), ("mistral", "float32")]
+    }
     cases = []
     with tempfile.TemporaryDirectory() as folder:
         for chat_template in (False, True):
             tokenizer(chat_template=chat_template).save_pretrained(f"{folder}/{chat_template}")
-        for name, settings, attention, tokens, chat_template in CASES:
+        every = [*((case, dict[str, str]()) for case in CASES), *MORE_CASES]
+        for (name, settings, attention, tokens, chat_template), told in every:
+            model = models[told.get("network", "llama"), told.get("dtype", "float32")]
             model.set_attn_implementation(attention)
             model.config._name_or_path = f"{folder}/{chat_template}"  # where KVzip looks for it
             press = make_press(name, settings)
             ids = prompt(tokens, chat_template=chat_template)
-            kept = kept_positions(model, press, ids)
+            kept, keys = kept_positions(model, press, ids)
+            case: dict[str, Any] = {"press": name, **told}
             cases.append(
                 {
-                    "press": name,
+                    **case,
                     "settings": stated_settings(press),
                     "attention": attention,
                     "tokens": tokens,
@@ -251,9 +311,15 @@ def main() -> None:
                     "kept": [[bits(head) for head in layer] for layer in kept],
                 }
             )
+            if name.startswith("KeyRerotationPress"):
+                cases[-1]["keys"] = [
+                    [[round(float(x), 4) for x in rows[[SINKS, -1]].flatten()] for rows in layer]
+                    for layer in keys
+                ]
             print(name, settings, tokens, [[len(h) for h in x] for x in kept], file=sys.stderr)
     made_with = {p: version(p) for p in ("kvpress", "transformers", "torch")}
-    text = json.dumps({**made_with, "weights": weights_digest(model), "cases": cases}, indent=1)
+    made_with["weights"] = weights_digest(models["llama", "float32"])
+    text = json.dumps({**made_with, "cases": cases}, indent=1)
     out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from kvbench.cache.segments import Packed, PlainRows, QuantizedRows
+from kvbench.cache.segments import Packed, PlainRows, QuantizedKeys, QuantizedRows
 from kvbench.cache.store import Band, Lane, Store
 from kvbench.prefill.state import LayerState
 
@@ -52,24 +52,30 @@ class QuantizedStore(Store):
     """Rows per head, all of them."""
     group: int
     """Tokens of a group of keys."""
+    between: QuantizedKeys | None = None
+    """Rows of quantized keys whose values, from some on, are as they are; None: there are none."""
 
     def tensors(self) -> Mapping[str, tuple[Tensor, ...]]:
-        """Codes, the scales of their groups, and the newest rows."""
+        """Codes, the scales of their groups, and what is as it is."""
+        packs, rows = [self.keys, self.values], [self.newest.k, self.newest.v]
+        if self.between is not None:
+            packs += [self.between.keys, self.between.older_values]
+            rows.append(self.between.newer_values)
         return {
-            "codes": (self.keys.codes, self.values.codes),
-            "scales": (*self.keys.tensors, *self.values.tensors),
-            "rows": (self.newest.k, self.newest.v),
+            "codes": tuple(p.codes for p in packs),
+            "scales": tuple(t for p in packs for t in p.tensors),
+            "rows": tuple(rows),
         }
 
     def materialize(self) -> tuple[Band, ...]:
         """Rebuild the rows: one band of G heads."""
-        codes, _ = self.segments()[0]
-        assert isinstance(codes, QuantizedRows)
+        coded = QuantizedRows | QuantizedKeys
+        parts = [s for s in self.segments()[0] if isinstance(s, coded)]
         at = torch.arange(self.tokens, dtype=torch.int32, device=self.newest.k.device)
         return (
             Band(
-                torch.cat([codes.k, self.newest.k], 1),
-                torch.cat([codes.v, self.newest.v], 1),
+                torch.cat([*(part.k for part in parts), self.newest.k], 1),
+                torch.cat([*(part.v for part in parts), self.newest.v], 1),
                 at.expand(self.heads, -1),
             ),
         )
@@ -77,9 +83,11 @@ class QuantizedStore(Store):
     def segments(self) -> tuple[Lane, ...]:
         """The codes, and the newest rows."""
         heads, newest, dim = self.newest.k.shape
-        shape = (heads, self.tokens - newest, dim)
+        between = () if self.between is None else (self.between,)
+        shape = (heads, self.tokens - newest - sum(part.rows for part in between), dim)
         codes = QuantizedRows(self.keys, self.values, shape, self.group)
-        return ((codes, PlainRows(self.newest.k, self.newest.v, self.newest.positions)),)
+        rows = PlainRows(self.newest.k, self.newest.v, self.newest.positions)
+        return ((codes, *between, rows),)
 
     @property
     def heads(self) -> int:
@@ -102,7 +110,9 @@ def channel_group(dim: int, most: int) -> int:
     return max(n for n in range(1, min(dim, most) + 1) if dim % n == 0)
 
 
-def quantized_bytes(layer: LayerState, older: int, bits: int, group: int) -> int:
+def quantized_bytes(
+    layer: LayerState, older: int, bits: int, group: int, older_values: int | None = None
+) -> int:
     """Bytes of a layer whose first `older` tokens are quantized.
 
     Args:
@@ -110,23 +120,59 @@ def quantized_bytes(layer: LayerState, older: int, bits: int, group: int) -> int
         older: tokens, a multiple of `group`.
         bits: 2, 4 or 8.
         group: tokens of a group of keys, most channels of a group of values.
+        older_values: tokens whose values are quantized; None: as many.
+    """
+    values = older if older_values is None else older_values
+    heads, tokens, dim = layer.k.shape
+    total = 0
+    for count, size in ((older, group), (values, channel_group(dim, group))):
+        # Codes of neighboring segments begin with a byte each.
+        whole = min(older, values) // group * group
+        for part in (heads * whole * dim, heads * (count - whole) * dim):
+            total += -(-part * bits // 8) + 2 * (part // size) * layer.k.element_size()
+    rows = heads * (2 * tokens - older - values) * dim
+    return total + rows * layer.k.element_size()
+
+
+def store_quantized(
+    layer: LayerState, older: int, bits: int, group: int, older_values: int | None = None
+) -> QuantizedStore:
+    """Quantize a layer's first tokens; keep the rest as rows.
+
+    Args:
+        layer: the state.
+        older: tokens whose keys are quantized, a multiple of `group`.
+        bits: 2, 4 or 8.
+        group: tokens of a group of keys, most channels of a group of values.
+        older_values: tokens whose values are quantized, at most `older`; None: as many.
     """
     heads, tokens, dim = layer.k.shape
-    numbers = heads * older * dim
-    scales = 2 * (numbers // group + numbers // channel_group(dim, group))
-    rows = 2 * heads * (tokens - older) * dim
-    return 2 * -(-numbers * bits // 8) + (scales + rows) * layer.k.element_size()
+    values = older if older_values is None else older_values
+    both = values // group * group
 
+    def keys(first: int, end: int) -> Packed:
+        groups = layer.k[:, first:end].reshape(heads, (end - first) // group, group, dim)
+        return packed(groups.transpose(2, 3).reshape(-1, group), bits)
 
-def store_quantized(layer: LayerState, older: int, bits: int, group: int) -> QuantizedStore:
-    """Quantize a layer's first `older` tokens, a multiple of `group`; keep the rest as rows."""
-    heads, tokens, dim = layer.k.shape
-    keys = layer.k[:, :older].reshape(heads, older // group, group, dim).transpose(2, 3)
+    def along_channels(first: int, end: int) -> Packed:
+        return packed(layer.v[:, first:end].reshape(-1, channel_group(dim, group)), bits)
+
+    between = None
+    if both < older:
+        between = QuantizedKeys(
+            keys(both, older),
+            along_channels(both, values),
+            layer.v[:, values:older].clone(),
+            (heads, older - both, dim),
+            group,
+            both,
+        )
     at = torch.arange(older, tokens, dtype=torch.int32, device=layer.k.device)
     return QuantizedStore(
-        keys=packed(keys.reshape(-1, group), bits),
-        values=packed(layer.v[:, :older].reshape(-1, channel_group(dim, group)), bits),
+        keys=keys(0, both),
+        values=along_channels(0, both),
         newest=Band(layer.k[:, older:].clone(), layer.v[:, older:].clone(), at.expand(heads, -1)),
         tokens=tokens,
         group=group,
+        between=between,
     )

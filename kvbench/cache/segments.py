@@ -275,14 +275,80 @@ class QuantizedRows(Segment):
     @property
     def k(self) -> Tensor:
         """[h, n, D] keys as the codes say."""
-        heads, rows, dim = self.shape
-        keys = self.keys.read().view(heads, rows // self.group, dim, self.group)
-        return keys.transpose(2, 3).reshape(heads, rows, dim)
+        return _grouped_along_tokens(self.keys, self.shape, self.group)
 
     @property
     def v(self) -> Tensor:
         """[h, n, D] values as the codes say."""
         return self.values.read().view(self.shape)
+
+    def products(self, q: Tensor) -> Tensor:
+        """Dequantize and multiply."""
+        return q @ self.k.transpose(1, 2)
+
+    def mix(self, weights: Tensor) -> Tensor:
+        """Dequantize and multiply."""
+        return weights @ self.v
+
+
+def _grouped_along_tokens(keys: Packed, shape: tuple[int, int, int], group: int) -> Tensor:
+    """Keys that share steps along tokens, in the order [h, n / group, D]: [h, n, D]."""
+    heads, rows, dim = shape
+    groups = keys.read().view(heads, rows // group, dim, group)
+    return groups.transpose(2, 3).reshape(shape)
+
+
+@dataclass(frozen=True)
+class QuantizedKeys(Segment):
+    """Rows whose keys are dequantized as they are read, and the values of the first of them."""
+
+    keys: Packed
+    """As those of `QuantizedRows`."""
+    older_values: Packed
+    """Likewise, of the first rows."""
+    newer_values: Tensor
+    """[h, n', D] of the others, as they are."""
+    shape: tuple[int, int, int]
+    """h, n, D."""
+    group: int
+    """Tokens of a group of keys."""
+    first: int
+    """Position of the first row."""
+
+    @property
+    def heads(self) -> int:
+        """As the shape says."""
+        return self.shape[0]
+
+    @property
+    def rows(self) -> int:
+        """As the shape says."""
+        return self.shape[1]
+
+    @property
+    def positions(self) -> Tensor:
+        """N from the first on, without gaps."""
+        heads, rows, _ = self.shape
+        device = self.newer_values.device
+        at = torch.arange(self.first, self.first + rows, dtype=torch.int32, device=device)
+        return at.expand(heads, -1)
+
+    @property
+    def reader(self) -> str:
+        """Codes."""
+        return "quantized"
+
+    @property
+    def k(self) -> Tensor:
+        """[h, n, D] keys as the codes say."""
+        return _grouped_along_tokens(self.keys, self.shape, self.group)
+
+    @property
+    def v(self) -> Tensor:
+        """[h, n, D] values, the first as the codes say."""
+        heads, rows, dim = self.shape
+        older = self.older_values.read().view(heads, rows - self.newer_values.shape[1], dim)
+        return torch.cat([older, self.newer_values], 1)
 
     def products(self, q: Tensor) -> Tensor:
         """Dequantize and multiply."""

@@ -230,6 +230,34 @@ def column_sums(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     return sums
 
 
+def column_sums_last_block(q: Tensor, k: Tensor, rule: AttentionRule, block: int) -> Tensor:
+    """Column sums where only the last `block` queries are kept from later keys.
+
+    Earlier queries see the whole prompt, its future too, and no sliding window is applied: what
+    KVCache-Factory's scores were made of until its fix of 2026-06-22 (9f9aa2e).
+
+    Args:
+        q: [Q, T, D] queries of all tokens, after RoPE.
+        k: [G, T, D] keys after RoPE.
+        rule: of the layer.
+        block: W, tokens of the block.
+
+    Returns:
+        [Q, T] float32; a head's row sums to T.
+    """
+    heads, tokens, _ = q.shape
+    sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
+    keys = k.float().unsqueeze(0)
+    at = torch.arange(tokens, device=q.device)
+    for start in range(0, tokens, _QUERY_BLOCK):
+        end = min(start + _QUERY_BLOCK, tokens)
+        hidden = hidden_at(at[start:end], at, None)
+        hidden[: max(0, tokens - block - start)] = False
+        weights = attention_weights(q[:, start:end].unsqueeze(0), keys, rule, hidden)
+        sums += weights.sum(dim=-2).view(heads, tokens)
+    return sums
+
+
 def _grouped_sdpa(
     q: Tensor,
     k: Tensor,

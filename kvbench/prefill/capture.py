@@ -13,7 +13,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvbench.model.attention import AttentionRule, causal_attention, column_sums
+from kvbench.model.attention import (
+    AttentionRule,
+    causal_attention,
+    column_sums,
+    column_sums_last_block,
+)
 from kvbench.model.hooks import (
     RotaryRecorder,
     feeding_kept_tokens,
@@ -81,6 +86,10 @@ class _Capture:
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=sums,
+                last_block_sums={
+                    block: column_sums_last_block(q[0], k[0], rule, block)
+                    for block in sorted(self._needs.last_block_sums)
+                },
                 query_statistics=statistics,
                 index=layer,
             )

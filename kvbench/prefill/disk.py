@@ -155,6 +155,7 @@ def _plain_needs(needs: Needs) -> dict[str, Any]:
     return {
         **asdict(needs),
         "query_statistics": sorted(needs.query_statistics),
+        "last_block_sums": sorted(needs.last_block_sums),
         "classifiers": [],
         "reconstructions": [asdict(r) for r in sorted(needs.reconstructions, key=repr)],
     }
@@ -166,6 +167,7 @@ def _needs(plain: Mapping[str, Any]) -> Needs:
         **{
             **plain,
             "query_statistics": frozenset(plain["query_statistics"]),
+            "last_block_sums": frozenset(plain["last_block_sums"]),
             "classifiers": frozenset(),
             "reconstructions": passes,
         }
@@ -203,6 +205,8 @@ def _tensors_of(state: LayerState) -> Iterator[tuple[str, Tensor]]:
             yield name, tensor.clone() if name == "positions" else tensor
     for passes, scores in state.reconstructions.items():
         yield f"reconstruction {json.dumps(asdict(passes))}", scores
+    for block, sums in state.last_block_sums.items():
+        yield f"last block sums {block}", sums
     for skipped, moments in state.query_statistics.items():
         yield f"mean {skipped}", moments.mean
         yield f"covariance {skipped}", moments.covariance
@@ -254,6 +258,11 @@ def _layer(
             Reconstruction(**json.loads(name.removeprefix("reconstruction "))): scores
             for name, scores in mine.items()
             if name.startswith("reconstruction ")
+        },
+        last_block_sums={
+            int(name.removeprefix("last block sums ")): sums
+            for name, sums in mine.items()
+            if name.startswith("last block sums ")
         },
         query_statistics={
             int(name.removeprefix("mean ")): QueryStatistics(

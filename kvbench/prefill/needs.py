@@ -35,6 +35,8 @@ class Needs:
     """Whether `k_pre` and `rotary` are read."""
     column_sums: bool = False
     """Whether `column_sums` is read."""
+    last_block_sums: frozenset[int] = frozenset()
+    """Sizes of last blocks for which `last_block_sums` are read."""
     query_statistics: frozenset[int] = frozenset()
     """Numbers of first tokens to leave out, for which `query_statistics` are read, and `rotary`."""
     classifiers: frozenset[str] = frozenset()
@@ -50,6 +52,7 @@ class Needs:
             max(self.window, other.window),
             self.pre_rope_keys or other.pre_rope_keys,
             self.column_sums or other.column_sums,
+            self.last_block_sums | other.last_block_sums,
             self.query_statistics | other.query_statistics,
             self.classifiers | other.classifiers,
             self.template_prefix or other.template_prefix,

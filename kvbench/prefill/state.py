@@ -45,6 +45,9 @@ class LayerState:
     """The rotation of this layer, where `k_pre` or `query_statistics` were asked for."""
     column_sums: Tensor | None = None
     """[Q, T] float32: attention each key received, summed over all queries; where asked for."""
+    last_block_sums: Mapping[int, Tensor] = field(default_factory=dict)
+    """[Q, T] float32 per size of the last block asked for: as `column_sums`, where only that
+    block's queries are kept from later keys."""
     reconstructions: Mapping[Reconstruction, Tensor] = field(default_factory=dict)
     """[G, T] float32 per reconstruction pass asked for: the most attention a token received from
     the repeated context, over the queries of a KV head's group; 0 in the template prefix."""

@@ -79,7 +79,8 @@ def prefill_bytes(model: LoadedModel, tokens: int, needs: Needs) -> Bytes:
     keys = g.layers * g.kv_heads * tokens * g.head_dim * element
     kept = 2 * keys + keys * needs.pre_rope_keys
     kept += g.layers * g.query_heads * min(needs.window, tokens) * g.head_dim * element
-    scores = g.query_heads * needs.column_sums + g.kv_heads * len(needs.reconstructions)
+    sums = needs.column_sums + len(needs.last_block_sums)
+    scores = g.query_heads * sums + g.kv_heads * len(needs.reconstructions)
     kept += 4 * g.layers * tokens * scores
     moments = g.layers * g.query_heads * g.head_dim * (g.head_dim + 1)
     kept += 4 * moments * len(needs.query_statistics)
@@ -117,7 +118,7 @@ def _bytes_per_token(model: LoadedModel, tokens: int, needs: Needs) -> int:
     if needs.query_statistics:
         wide = (2 if element < 4 else 1) * 4 * group * g.head_dim
         moments.append(attention + q + kv - pre_rope + wide)
-    if needs.column_sums:
+    if needs.column_sums or needs.last_block_sums:
         wide = 4 * g.head_dim * (element < 4)
         moments.append(attention + (2 * 4 * group + 1) * _QUERIES_AT_ONCE + wide)
     if getattr(config, "attn_logit_softcapping", None):

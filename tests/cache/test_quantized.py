@@ -14,6 +14,7 @@ from kvbench.compress.budget import Budget
 from kvbench.compress.fit import fit_budget
 from kvbench.methods.quantized import Quantized
 from support import naive
+from support.methods import composed
 
 
 def half_precision(prefill):
@@ -121,6 +122,44 @@ def test_kivis_setting_does_not_follow_the_budget():
     assert low.nbytes == high.nbytes
     assert low.facts["quantized_tokens"] == 992
     assert low.layers[0].newest.k.shape[1] == 136
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 127, 128, 129, 160, 255, 256, 300, 1128])
+def test_kivis_residual_is_128_values_and_what_keys_leave_of_blocks_of_128(tokens):
+    """Against each side quantized by itself; KIVI keeps all values of up to 128 tokens."""
+    prefill = half_precision(naive.random_prefill(tokens, layers=1, dim=64))
+    (layer,) = prefill.layers
+    method = composed("method=quantized_kivi")
+    cache = method.compress(prefill, Budget(fraction=0.2))
+    (store,) = cache.layers
+    keys, values = tokens - tokens % 128, max(0, tokens - 128)
+    assert (cache.facts["quantized_tokens"], cache.facts["quantized_values"]) == (keys, values)
+    (band,) = store.materialize()
+    assert torch.equal(band.k[:, keys:], layer.k[:, keys:])
+    assert torch.equal(band.v[:, values:], layer.v[:, values:])
+    coded = packed(layer.v[:, :values].reshape(-1, 32), 2).read().view(2, values, 64)
+    assert torch.equal(band.v[:, :values], coded)
+    groups = layer.k[:, :keys].reshape(2, keys // 32, 32, 64).transpose(2, 3)
+    coded = packed(groups.reshape(-1, 32), 2).read().view(2, keys // 32, 64, 32)
+    assert torch.equal(band.k[:, :keys], coded.transpose(2, 3).reshape(2, keys, 64))
+    assert band.positions.tolist() == [list(range(tokens))] * 2
+    assert store.nbytes == quantized_bytes(layer, keys, 2, 32, values)
+    assert store.nbytes == sum(t.nbytes for ts in store.tensors().values() for t in ts)
+    (lane,) = store.segments()
+    assert torch.cat([segment.positions for segment in lane], 1).tolist() == band.positions.tolist()
+    q = torch.randn(2, 3, 64).half()
+    products = torch.cat([segment.products(q) for segment in lane], 2)
+    torch.testing.assert_close(products, q @ band.k.transpose(1, 2))
+    weights = torch.rand(2, 3, tokens).half()
+    parts = weights.split([segment.rows for segment in lane], 2)
+    mixed = sum(s.mix(w).float() for s, w in zip(lane, parts, strict=True))
+    torch.testing.assert_close(mixed, (weights @ band.v).float(), atol=0.5, rtol=1e-2)
+
+
+@pytest.mark.parametrize("residual", [None, 0])
+def test_a_residual_that_is_split_must_be_one(residual):
+    with pytest.raises(UserError, match=r"method.residual=.* cannot be split: give"):
+        Quantized(residual=residual, split_residual=True)
 
 
 @pytest.mark.parametrize(("field", "value"), [("bits", 3), ("group", 0), ("residual", -1)])

@@ -205,6 +205,8 @@ def _flattened(prefill, flat: Callable[[torch.Tensor], torch.Tensor]):
         changes["k_pre"] = None if state.k_pre is None else flat(state.k_pre)
         sums = state.column_sums
         changes["column_sums"] = None if sums is None else torch.ones_like(sums)
+        level = torch.ones(state.query_heads, state.tokens)
+        changes["last_block_sums"] = defaultdict(lambda level=level: level)
         tied = defaultdict(lambda like=state.k: torch.ones(like.shape[:2]))
         layers.append(replace(state, reconstructions=tied, **changes))
     return replace(prefill, layers=tuple(layers))
@@ -271,6 +273,22 @@ def test_the_baselines_of_spindlekvs_table_8_hold_as_many_tokens_at_a_budget():
     methods = [composed(*row) for row in rows if "method=spindlekv" not in row]
     found = [fit_budget(m, prefill, Budget(fraction=0.4)) for m in methods]
     assert len({fmean(ledger(prefill, cache).kept_tokens) for cache in found}) == 1
+
+
+@pytest.mark.parametrize(
+    ("choice", "task_type", "newest"),
+    [
+        ("streamingllm_windowkv", "localization", 16),
+        ("streamingllm_windowkv", "aggregation", 32),
+        ("streamingllm_windowkv_qwen2.5", "localization", 4),
+        ("streamingllm_windowkv_qwen2.5", "aggregation", 16),
+    ],
+)
+def test_streamingllm_keeps_windowkvs_alpha_newest_tokens(choice, task_type, newest):
+    prefill = replace(naive.random_prefill(100), task_types={"oracle": task_type})
+    kept = _positions(METHODS[choice].compress(prefill, Budget(tokens=64)))
+    assert kept[0][0] == [*range(64 - newest), *range(100 - newest, 100)]
+    assert METHODS[choice].needs.classifiers == {"oracle"}
 
 
 def test_streamingllm_rotates_keys_to_their_place_in_the_cache():
@@ -414,6 +432,7 @@ def test_union_storage_holds_each_shared_row_once():
         (SpindleKV, "match", "tokens"),
         (StreamingLLM, "sinks", -1),
         (StreamingLLM, "recent", 0),
+        (StreamingLLM, "recent_localization", 0),
     ],
 )
 def test_a_field_out_of_range_is_refused_with_value_and_remedy(cls, field, value):

@@ -12,7 +12,9 @@ from kvbench.cache.ledger import ledger
 from kvbench.compress.budget import Budget
 from kvbench.methods.h2o import H2O
 from kvbench.prefill.capture import capture
+from kvbench.prefill.needs import Needs
 from support import naive
+from support.methods import composed
 
 
 def positions(cache):
@@ -60,6 +62,35 @@ def test_raw_sums_favor_early_tokens_and_normalized_ones_do_not(tiny):
     assert mean[0] < mean[1]
 
 
+def test_the_published_form_chooses_what_the_code_before_its_mask_was_mended_chose(tiny):
+    """Scores from whole T x T logits, of which the last 8 x 8 block alone is masked."""
+    ids = torch.randint(0, 200, (150,), generator=torch.Generator().manual_seed(7))
+    published = composed("method=h2o_kvf_published")
+    prefill = capture(tiny, ids, published.needs | Needs(window=150, column_sums=True))
+    cache = published.compress(prefill, Budget(tokens=40))
+    mended = composed("method=h2o_kvf").compress(prefill, Budget(tokens=40))
+    same = []
+    for layer, kept, other in zip(
+        prefill.layers, positions(cache), positions(mended), strict=True
+    ):
+        k = layer.k.repeat_interleave(2, 0)
+        logits = layer.q_win @ k.transpose(1, 2) * layer.rule.scaling
+        logits[:, -8:, -8:] += torch.full((8, 8), float("-inf")).triu(1)
+        sums = logits.softmax(-1).sum(1)[:, :-8]
+        for head, rows in enumerate(kept):
+            assert rows == [*naive.top_positions(sums[head].tolist(), 32), *range(142, 150)]
+            same.append(len(set(rows[:-8]) & set(other[head][:-8])) / 32)
+    assert sum(same) / len(same) < 0.8
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"recent": 8, "normalize": "visible"}, {"recent": 8, "during_decode": True}]
+)
+def test_the_mask_of_the_last_block_needs_its_size_and_a_plain_prefill(fields):
+    with pytest.raises(UserError, match=r"method.causal='last_block'.*give method.recent=8"):
+        H2O(causal="last_block", **fields)
+
+
 @pytest.mark.parametrize("heads", ["query", "kv", "all"])
 def test_selection_equals_a_naive_loop_over_heads(heads):
     prefill = naive.random_prefill(63)
@@ -81,7 +112,8 @@ def test_the_kvf_layout_pays_for_a_copy_per_query_head():
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("recent_ratio", 1.5), ("recent", -1), ("normalize", "mean")]
+    ("field", "value"),
+    [("recent_ratio", 1.5), ("recent", -1), ("normalize", "mean"), ("causal", False)],
 )
 def test_fields_out_of_range_are_refused(field, value):
     with pytest.raises(UserError, match=f"method.{field}=.*give"):

@@ -81,6 +81,73 @@ def test_a_budget_of_2048_is_512_representatives_and_1536_of_the_base():
         assert len(set(rows) - set(kept)) == 512
 
 
+@pytest.mark.parametrize("schedule", ["paper", "released"])
+def test_every_layer_of_a_pyramid_holds_512_representatives_of_2048(schedule):
+    base = PyramidKV(window=8, schedule=schedule)
+    prefill = naive.random_prefill(4200, layers=6, kv_heads=1, query_heads=2, dim=4, window=8)
+    crushed = _rows(KVCrush(base=base).compress(prefill, Budget(tokens=2048)))
+    important = _rows(base.compress(prefill, Budget(tokens=1536)))
+    for (rows,), (kept,) in zip(crushed, important, strict=True):
+        assert set(kept) <= set(rows)
+        assert len(set(rows)) - len(kept) == 512
+    assert len(important[0][0]) > 4 * len(important[-1][0])
+
+
+def test_where_a_pyramids_first_layers_are_full_the_next_ones_take_what_is_left():
+    base = PyramidKV(window=8, schedule="released")
+    prefill = naive.random_prefill(3200, layers=8, kv_heads=1, query_heads=2, dim=4, window=8)
+    crushed = _rows(KVCrush(base=base).compress(prefill, Budget(tokens=2048)))
+    important = _rows(base.compress(prefill, Budget(tokens=1536)))
+    lengths = [len(set(rows)) for (rows,) in crushed]
+    assert lengths[0] == 3200
+    assert lengths[-1] == len(important[-1][0]) + 512
+    assert sum(lengths) == sum(len(kept) + 512 for (kept,) in important)
+
+
+@pytest.mark.parametrize("base", BASES)
+def test_random_grouping_draws_from_all_that_is_evicted(base):
+    prefill = naive.random_prefill(200, layers=1)
+    important = _rows(base.compress(prefill, Budget(tokens=45)))[0]
+    seen = [set() for _ in important]
+    for seed in range(12):
+        method = KVCrush(base=base, grouping="random", seed=seed)
+        cache = method.compress(prefill, Budget(tokens=60))
+        assert cache.facts == {}
+        for head, (rows, kept) in enumerate(zip(_rows(cache)[0], important, strict=True)):
+            assert set(kept) <= set(rows)
+            assert len(set(rows)) == 60
+            seen[head] |= set(rows) - set(kept)
+    for drawn, kept in zip(seen, important, strict=True):
+        spread = sorted(drawn)
+        assert spread[0] < 20 and spread[-1] > 170 and len(drawn) > 80
+        assert not drawn & set(kept)
+
+
+def test_the_facts_say_how_little_the_distances_tell_apart():
+    prefill = naive.random_prefill(300, query_heads=8, kv_heads=2)
+    method = KVCrush(base=SnapKV(window=8))
+    facts = fit_budget(method, prefill, Budget(fraction=0.2)).facts
+    # 44 of 292 context rows by each head: that all eight leave a row out is chance, about 0.3.
+    assert facts["anchor_bits_set"] == 0.0
+    assert 0.2 < facts["evicted_without_bits"] < 0.5
+    alternate = replace(method, anchor="alternate").compress(prefill, Budget(fraction=0.2))
+    assert alternate.facts["anchor_bits_set"] == 0.5
+
+
+def test_a_zero_anchor_and_no_bits_group_by_position():
+    prefill = naive.random_prefill(200, layers=1)
+    still = replace(prefill.layers[0], q_win=torch.zeros_like(prefill.layers[0].q_win))
+    prefill = replace(prefill, layers=(still,))  # the heads agree on the first tokens
+    method = KVCrush(base=SnapKV(window=8))
+    cache = method.compress(prefill, Budget(tokens=60))
+    assert cache.facts == {"anchor_bits_set": 0.0, "evicted_without_bits": 1.0}
+    for rows in _rows(cache)[0]:
+        chosen = [p for p in rows if 37 <= p < 192]
+        edges = [37 + i * 155 // 15 for i in range(16)]
+        assert len(chosen) == 15
+        assert all(a <= p < b for p, a, b in zip(chosen, edges, edges[1:], strict=False))
+
+
 def test_table_2_splits_672_tokens_as_printed():
     with initialize_config_module("kvbench.conf", version_base="1.3"):
         node = compose("config", ["method=kvcrush_table2"]).method

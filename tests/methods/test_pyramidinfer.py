@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from kvbench.prefill.needs import Needs
 from kvbench.prefill.pruning import PruningSchedule
 from kvbench.prefill.selection import top_rows
 from support.families import window_of
+from support.methods import composed
 from support.rehearsal import claimed, rehearsing
 
 PROMPT = torch.randint(3, 96, (80,), generator=torch.Generator().manual_seed(3))
@@ -52,10 +54,34 @@ def test_a_constant_share_reaches_what_the_cosine_cannot(recent_ratio, decay, me
     assert Schedule("cosine", 0.0, 0.0, 0).kept_ratio(8000, 32) == pytest.approx(0.332, abs=0.005)
 
 
-def test_the_released_setting_is_what_its_own_mean_asks_for():
-    found = PyramidInfer().schedule(8000, 32, Budget(fraction=0.766422))
+@pytest.mark.parametrize(
+    ("choice", "layers", "budget", "decay"),
+    [
+        ("pyramidinfer", 32, 0.766, 0.9),
+        ("pyramidinfer_13b", 40, 0.724, 0.8),
+        ("pyramidinfer_70b", 80, 0.782, 0.9),
+    ],
+)
+def test_the_released_setting_is_what_its_own_mean_asks_for(choice, layers, budget, decay):
+    method = composed(f"method={choice}")
+    found = method.schedule(8000, layers, Budget(fraction=budget))
     assert (found.strategy, found.recent_ratio) == ("cosine", 0.2)
-    assert found.decay == pytest.approx(0.9, abs=0.001)
+    assert found.decay == pytest.approx(decay, abs=0.003)
+    theirs = replace(method, decay=decay).schedule(8000, layers, Budget(fraction=0.2))
+    assert theirs.kept_ratio(8000, layers, method.interval) == pytest.approx(budget, abs=0.001)
+
+
+@pytest.mark.parametrize(("budget", "over"), [(0.6, True), (0.98, False)])
+def test_a_decay_that_is_given_holds_at_every_budget(tiny, budget, over):
+    method, ids = PyramidInfer(decay=0.5, min_context=8), PROMPT.repeat(5)
+    allowed = Budget(fraction=budget)
+    plan = method.pruning_schedule(400, 3, allowed)
+    assert plan.context == Schedule("cosine", 0.2, 0.5, 8).context(400, 3)
+    cache = fit_budget(method, capture(tiny, ids, Needs(), plan), allowed)
+    assert (cache.facts["decay"], cache.facts["over_budget"]) == (0.5, over)
+    assert "floor" not in cache.facts
+    constant = PyramidInfer(decay=0.5, strategy="constant", min_context=8)
+    assert constant.pruning_schedule(400, 3, allowed).context == (319, 159, 79)
 
 
 @pytest.mark.parametrize("layers", [16, 30, 32, 80])
@@ -313,6 +339,7 @@ def test_pruned_and_unpruned_variants_decode_as_one_batch(tiny: LoadedModel) -> 
         ("recent_ratio", -0.1),
         ("recent_ratio", 1.5),
         ("strategy", "linear"),
+        ("decay", 1.5),
         ("min_context", -1),
         ("interval", 0),
         ("sinks", -1),

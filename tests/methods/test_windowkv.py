@@ -117,6 +117,32 @@ def test_all_layers_of_a_group_and_all_heads_share_the_first_layers_rows():
     assert _rows(swapped, 2) == _rows(cache, 2)
 
 
+def test_layers_that_do_not_share_choose_at_their_groups_budget():
+    prefill = naive.random_prefill(300, layers=6)
+    alone = WindowKV(gamma=3, shared=False).compress(prefill, Budget(tokens=80))
+    together = WindowKV(gamma=3).compress(prefill, Budget(tokens=80))
+    for layer in range(6):
+        assert len(_rows(alone, layer)) == len(_rows(together, layer))
+        first = replace(prefill, layers=prefill.layers[layer : layer + 1] * 6)
+        assert _rows(alone, layer) == _rows(
+            WindowKV(gamma=3).compress(first, Budget(tokens=80)), layer
+        )
+    assert _rows(alone, 0) == _rows(together, 0)
+    assert _rows(alone, 1) != _rows(together, 1)
+
+
+@pytest.mark.parametrize("task_type", [LOCALISATION, AGGREGATION])
+def test_a_task_type_that_is_stated_wins_over_the_oracle(task_type):
+    prefill, budget = naive.random_prefill(300), Budget(tokens=100)
+    method = WindowKV(task_type=task_type)
+    assert not method.needs.classifiers
+    told = _rows(WindowKV().compress(_as(prefill, task_type), budget))
+    for other in (LOCALISATION, AGGREGATION):
+        cache = method.compress(_as(prefill, other), budget)
+        assert _rows(cache) == told
+        assert cache.facts["task_type"] == task_type
+
+
 # T14
 def test_windows_of_one_token_in_groups_of_one_are_head_shared_top_tokens():
     prefill = naive.random_prefill(200)
@@ -195,6 +221,7 @@ def test_the_oracle_localizes_the_six_question_answering_sets():
         ("alpha_aggregation", 0),
         ("gamma", 0),
         ("beta", 0.5),
+        ("task_type", "needle"),
         ("strategy", "demo"),
         ("budget_rule", "code"),
         ("suffix", "both"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import hydra
 import pytest
 import torch
@@ -20,6 +22,7 @@ from kvbench.config.sweeper import folded_jobs
 from kvbench.config.words import hydra_words
 from kvbench.methods.adakv import AdaKV, blended_shares, free_shares
 from kvbench.methods.h2o import H2O
+from kvbench.methods.knorm import Knorm
 from kvbench.methods.pyramidkv import PyramidKV
 from kvbench.methods.snapkv import SnapKV
 from kvbench.methods.spindlekv import SpindleKV
@@ -154,6 +157,20 @@ def test_adakv_holds_the_budget_in_ragged_heads_and_frees_the_rest(safeguard):
     found = ledger(prefill, cache)
     assert found.ratio_bytes == 0.3
     assert any(len(set(lengths)) > 1 for lengths in _lengths(cache))
+
+
+@pytest.mark.parametrize("safeguard", ["blend", "minimum"])
+def test_adakv_keeps_a_row_of_every_head_at_least_as_kvpress_does(safeguard):
+    prefill = naive.random_prefill(200, kv_heads=4, query_heads=8, layers=1)
+    # Keys of the first two heads are far the shortest: key norm gives these all rows.
+    scale = torch.tensor([0.01, 0.01, 1.0, 1.0])[:, None, None]
+    layer = replace(prefill.layers[0], k=prefill.layers[0].k * scale)
+    prefill = replace(prefill, layers=(layer,))
+    method = AdaKV(base=Knorm(), alpha=0.05, safeguard=safeguard)
+    ((*lengths,),) = _lengths(method.compress(prefill, Budget(tokens=6)))
+    assert lengths[2:] == [1, 1] and sum(lengths) == 24
+    ((*lengths,),) = _lengths(replace(method, alpha=0.0).compress(prefill, Budget(tokens=6)))
+    assert lengths[2:] == [0, 0] and sum(lengths) == 24
 
 
 def test_adakv_with_alpha_one_is_its_base():

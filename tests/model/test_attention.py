@@ -17,6 +17,7 @@ from kvbench.model.attention import (
     attention_at,
     causal_attention,
     column_sums,
+    column_sums_last_block,
     dispatch,
     packed_attention,
     register,
@@ -81,6 +82,27 @@ def test_column_sums_of_zero_logits_are_harmonic_tails() -> None:
     sums = column_sums(torch.zeros(2, 4, 8), torch.zeros(1, 4, 8), AttentionRule(1.0))
     expected = torch.tensor([25 / 12, 13 / 12, 7 / 12, 1 / 4]).expand(2, 4)
     torch.testing.assert_close(sums, expected)
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize("block", [1, 8, 200])
+def test_column_sums_under_a_mask_of_the_last_block_equal_their_naive_twin(
+    tokens: int, block: int
+) -> None:
+    q, k, _ = random_qkv(tokens)
+    expected = torch.zeros(len(q), tokens, dtype=torch.float64)
+    for head in range(len(q)):
+        for at in range(tokens):
+            seen = at + 1 if at >= tokens - block else tokens
+            logits = 0.3 * k[head // 2, :seen].double() @ q[head, at].double()
+            expected[head, :seen] += logits.softmax(0)
+    sums = column_sums_last_block(q, k, AttentionRule(0.3, sliding_window=4), block)
+    torch.testing.assert_close(sums.double(), expected, atol=1e-5, rtol=1e-5)
+
+
+def test_without_a_mask_zero_logits_give_every_key_the_same() -> None:
+    sums = column_sums_last_block(torch.zeros(2, 4, 8), torch.zeros(1, 4, 8), AttentionRule(1.0), 1)
+    torch.testing.assert_close(sums, torch.ones(2, 4))
 
 
 def test_column_sums_are_float32_arithmetic_for_half_precision_models() -> None:

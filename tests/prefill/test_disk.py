@@ -23,6 +23,7 @@ EVERYTHING = Needs(
     window=7,
     pre_rope_keys=True,
     column_sums=True,
+    last_block_sums=frozenset({8, 32}),
     query_statistics=frozenset({0, 4}),
     template_prefix=True,
     reconstructions=KVzip().needs.reconstructions,
@@ -56,7 +57,7 @@ def _assert_same_layer(one: LayerState, other: LayerState) -> None:
         a, b = getattr(one, field.name), getattr(other, field.name)
         if isinstance(a, torch.Tensor):
             assert torch.equal(a, b), field.name
-        elif field.name == "reconstructions":
+        elif field.name in ("reconstructions", "last_block_sums"):
             assert a.keys() == b.keys() and all(torch.equal(a[k], b[k]) for k in a)
         elif field.name == "query_statistics":
             assert a.keys() == b.keys()

@@ -58,6 +58,8 @@ def random_prefill(
         half = torch.randn(query_heads, dim, dim, generator=of_queries) * dim**-0.5
         statistics = QueryStatistics(mean, half @ half.transpose(1, 2))
         received = torch.rand(kv_heads, tokens, generator=rng)
+        alone = torch.Generator().manual_seed(seed + 2 + index)
+        unmasked = torch.rand(query_heads, tokens, generator=alone)
         states.append(
             LayerState(
                 k=rotary.rotate(k_pre, at),
@@ -67,6 +69,7 @@ def random_prefill(
                 k_pre=k_pre,
                 rotary=rotary,
                 column_sums=torch.rand(query_heads, tokens, generator=rng),
+                last_block_sums=defaultdict(lambda sums=unmasked: sums),
                 query_statistics=defaultdict(lambda found=statistics: found),
                 index=index,
                 reconstructions=defaultdict(lambda received=received: received),

@@ -155,7 +155,7 @@ def _rows_for(figure: Figure, table: Table, beside: Beside) -> list[Row]:
     found = []
     for name in beside.names(figure):
         rows = [row for row in table.rows if row.series == name]
-        place = at_budget(figure, rows)
+        place = at_budget(beside.at_our_budget(figure), rows)
         found += [] if place is None else [rows[place]]
     return found
 

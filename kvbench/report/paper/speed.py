@@ -61,7 +61,7 @@ class SpeedNumbers:
         """Our speed of the same method and budget."""
         for name in beside.names(figure):
             speeds = [speed for speed in self._run_for(figure).speeds if speed.series == name]
-            place = at_budget(figure, speeds)
+            place = at_budget(beside.at_our_budget(figure), speeds)
             if place is not None:
                 return speeds[place]
         return None

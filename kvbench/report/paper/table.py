@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 from kvbench.compress.budget import Budget
+from kvbench.config.catalog import choices
 from kvbench.report.paper.published import Figure, PublishedTable, published_table
 from kvbench.report.paper.shape import (
     block_sheet,
@@ -22,6 +24,8 @@ from kvbench.report.paper.shape import (
     marks_within,
 )
 from kvbench.report.sheet import NOT_COMPARABLE, Cell, Heading, Sheet, SheetRow, cells
+
+_WORD = re.compile(r"[\w.]+")
 
 NEAR = 0.03
 """How far a printed share may lie from the budget it was aimed at."""
@@ -37,6 +41,10 @@ class Beside:
     task counts."""
     scores: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     """Column as printed -> our task and metric, where it is not a task's main score."""
+    budgets: Mapping[str, str] = field(default_factory=dict)
+    """Tokens as printed -> our budget that stands for them, where it is another."""
+    notes: Sequence[str] = ()
+    """What else a reader must know of the rows."""
 
     @classmethod
     def of(cls, node: Mapping[str, Any] | None) -> Beside | None:
@@ -44,12 +52,39 @@ class Beside:
         if node is None or "published" not in node:
             return None
         scores = {name: (task, metric) for name, (task, metric) in node.get("scores", {}).items()}
-        return cls(published_table(str(node["published"])), node.get("rows", {}), scores)
+        budgets = {str(printed): str(ours) for printed, ours in node.get("budgets", {}).items()}
+        table = published_table(str(node["published"]))
+        return cls(table, node.get("rows", {}), scores, budgets, node.get("notes", ()))
 
     def names(self, figure: Figure) -> Sequence[str]:
         """Our rows, without their budget, that stand for a printed one."""
         printed = f"{figure.method} {figure.setting}".strip()
         return self.rows.get(printed, self.rows.get(figure.method, ()))
+
+    def at_our_budget(self, figure: Figure) -> Figure:
+        """The printed number, under the budget of ours that stands for its own."""
+        return replace(
+            figure, budget_tokens=self.budgets.get(figure.budget_tokens, figure.budget_tokens)
+        )
+
+    def codes(self) -> tuple[str, ...]:
+        """Which code our rows stand for: each row's methods, then what each preset says of itself.
+
+        Methods that are no preset follow their paper, as their files say.
+        """
+        ours = {printed: names for printed, names in self.rows.items() if [*names] != ["fullkv"]}
+        if not ours:
+            return ()
+        rows = "; ".join(f"{printed} by {' or '.join(names)}" for printed, names in ours.items())
+        named = {word for names in ours.values() for name in names for word in _WORD.findall(name)}
+        return (
+            f"Our rows: {rows}.",
+            *(
+                f"{choice.name}: {choice.about.partition('. ')[0].rstrip('.')}."
+                for choice in choices("method")
+                if choice.name in named and "_target_" not in choice.config
+            ),
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +175,7 @@ def paper_sheets(beside: Beside, numbers: Numbers) -> list[Sheet]:
         sheets.append(block_sheet(block, values, marks))
     sheets += _share_sheets(beside, numbers)
     notes = ("In each cell: ours, published, difference.", *_differences(beside, numbers))
-    notes += footnote_lines(published)
+    notes += (*beside.codes(), *beside.notes, *footnote_lines(published))
     return [*sheets[:-1], replace(sheets[-1], notes=notes, card=numbers.card)]
 
 

@@ -25,6 +25,7 @@ def notes(table: Table) -> list[str]:
     lines += table.code_notes()
     lines += [_failures(row) for row in table.rows if row.errors]
     lines += _past_context(table)
+    lines += _kept_whole(table)
     one_token = [task.name for task in table.tasks if task.one_token_answers]
     first = table.headers[-1].protocol.first_token
     if one_token and first == "prefill":
@@ -32,6 +33,22 @@ def notes(table: Table) -> list[str]:
             f"Answers of one token come from the uncompressed prefill (first_token=prefill):"
             f" {', '.join(one_token)} cannot tell methods apart."
         )
+    return lines
+
+
+def _kept_whole(table: Table) -> list[str]:
+    """Prompts that fit a budget in tokens, by budget: no method did anything to them."""
+    lines = []
+    rows = [row for row in table.rows if not row.is_baseline and row.budget.tokens is not None]
+    for budget in dict.fromkeys(row.budget for row in rows):
+        at = [row for row in rows if row.budget == budget]
+        prompts = {(r.task, r.sample): r for row in at for r in row.records if r.native_bytes}
+        whole = sum(r.cache_bytes == r.native_bytes for r in prompts.values())
+        if whole:
+            lines.append(
+                f"{whole} of {len(prompts)} prompts fit {budget} tokens and were kept whole: they"
+                " tell no methods apart."
+            )
     return lines
 
 

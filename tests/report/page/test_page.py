@@ -190,7 +190,8 @@ def test_the_page_of_an_experiment_shows_the_papers_figure_and_numbers_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    alone, quarter = "kvcrush@64[base=h2o_kvf,share=0.0]", "kvcrush@64[base=h2o_kvf]"
+    quarter = "kvcrush@64[base=h2o_kvf_published]"
+    alone = "kvcrush@64[base=h2o_kvf_published,share=0.0]"
     scores = {alone: {"qasper": [0.5]}, quarter: {"qasper": [0.75]}}
     head = header(labels=list(scores), tasks=["qasper"])
     write_shard(Path("results/runs/kvcrush-figure5"), head, records(scores))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from kvbench.config.catalog import choices
 from kvbench.report.paper.published import published_table
 from kvbench.report.paper.scores import ScoreNumbers
 from kvbench.report.paper.table import Beside, paper_csv, paper_sheets
+from kvbench.report.sheets.card import notes
 from kvbench.report.table.table import Table, tables_of
 from support.cli import cli, done
 from support.runs import PROTOCOL, header, records, write_shard
@@ -190,3 +192,46 @@ def test_words_that_a_report_cannot_use_are_refused(words: list[str], said: str)
     refused = cli("report", *words)
     assert refused.exit_code == 2
     assert said in refused.stderr and refused.stderr.count("\n") == 1
+
+
+def test_a_table_says_which_code_its_rows_stand_for(tmp_path: Path) -> None:
+    table = small_table(tmp_path, {"fullkv": {task: [0.25] for task in SIX}})
+    rows = {"FullKV": ["fullkv"], "H2O": ["h2o_kvf_published[recent=32]"]}
+    rows["SpindleKV"] = ["spindlekv"]
+    beside = Beside(published_table("spindlekv/table2"), rows, notes=["Ours is ours."])
+    (sheet,) = paper_sheets(beside, ScoreNumbers([table]))
+    assert "Our rows: H2O by h2o_kvf_published[recent=32]; SpindleKV by spindlekv." in sheet.notes
+    (about,) = (note for note in sheet.notes if note.startswith("h2o_kvf_published: "))
+    assert "until 2026-06-22 (before 9f9aa2e)" in about
+    assert "Ours is ours." in sheet.notes
+    assert not any(note.startswith(("spindlekv:", "fullkv:")) for note in sheet.notes)
+
+
+def test_a_printed_budget_may_stand_beside_another_of_ours(tmp_path: Path) -> None:
+    (choice,) = (c for c in choices("experiment") if c.name == "kvcrush/table2")
+    beside = Beside.of(choice.config["experiment"])
+    assert beside is not None
+    printed = next(f for f in beside.published.figures if f.method == "H2O")
+    assert (printed.budget_tokens, beside.at_our_budget(printed).budget_tokens) == ("512", "672")
+    tasks = [f.task for f in published_table("kvcrush/table3").figures][:15]
+    scores = {f"snapkv@{b}": {task: [0.5] for task in tasks} for b in (2048, 1024)}
+    scores["snapkv@1024"] = {task: [0.25] for task in tasks}
+    table = small_table(tmp_path, scores, model=LLAMA3)
+    for budgets, ours in (({}, "50.00"), ({"2048": "1024"}, "25.00")):
+        there = Beside(published_table("kvcrush/table3"), {"SnapKV": ["snapkv"]}, {}, budgets)
+        sheets = paper_sheets(there, ScoreNumbers([table]))
+        (row,) = (r for r in sheets[1].rows if r.cells[0].text == "SnapKV")
+        assert {cell.text for cell in row.cells[3:]} == {ours}
+
+
+def test_prompts_that_fit_a_budget_in_tokens_are_counted(tmp_path: Path) -> None:
+    lines = records({"h2o@672": {"qasper": [0.5] * 3}, "snapkv@672": {"qasper": [0.5] * 3}})
+    sizes = {"s0": (10, 10), "s1": (6, 20), "s2": (10, 10)}
+    made = []
+    for line in lines:
+        held, native = sizes[line.sample]
+        made.append(replace(line, cache_bytes=held, native_bytes=native))
+    write_shard(tmp_path, header(labels=["h2o@672", "snapkv@672"], tasks=["qasper"]), made)
+    (table,) = tables_of(tmp_path)
+    told = "2 of 3 prompts fit 672 tokens and were kept whole: they tell no methods apart."
+    assert told in notes(table)
