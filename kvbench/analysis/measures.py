@@ -120,11 +120,11 @@ def in_bins(kept: Tensor, bins: int) -> Tensor:
     """Share of the tokens kept in each stretch of the prompt.
 
     Args:
-        kept: [H, T] bool.
+        kept: [..., T] bool.
         bins: stretches of near-equal length; beyond T some are empty.
 
     Returns:
-        [H, bins] float32 in [0, 1].
+        [..., bins] float32 in [0, 1].
     """
     tokens = kept.shape[-1]
     edges = torch.arange(tokens) * bins // tokens

@@ -24,6 +24,7 @@ from kvbench.model.loading import LoadedModel, load
 from kvbench.plan.names import CLASSIFIER, SPEED
 from kvbench.plan.plan import Plan
 from kvbench.plan.variant import Variant
+from kvbench.report.figures.style import FOLDER
 from kvbench.run.caches import fitted_cache, schedule_of, shared_prefill
 from kvbench.run.memory import bytes_to_take
 from kvbench.run.prepare import prompt_of, read_samples, split_prompt
@@ -73,7 +74,10 @@ def _figures(plan: Plan, progress: bool) -> list[Path]:
             measured.append(_panels(plan, analysis, variants, model, sample, display))
             display.advance(1, 0)
     panels = _mean(measured)
-    files = write_figure(panels, plan.out, plan.analysis)
+    tasks = f"{len(of_tasks)} tasks" if len(of_tasks) > 1 else next(iter(of_tasks)).name
+    counted = f"{len(samples)} samples" if len(samples) > 1 else "1 sample"
+    title = f"{plan.model.name}, {tasks} ({counted}): {analysis.title}"
+    files = write_figure(panels, plan.out / FOLDER, plan.analysis, title)
     numbers = plan.out / f"{plan.analysis}.csv"
     write_numbers(panels, numbers)
     return [*files, numbers]

@@ -37,7 +37,8 @@ def run(
         from kvbench.lmeval.command import run_lm_eval
 
         # As in every run, unless a word says more.
-        say(run_lm_eval(["data=sample", *ctx.args]))
+        named = any(word.startswith("data=") for word in ctx.args)
+        say(run_lm_eval([*["data=sample"] * (not named), *ctx.args]))
         return
     from kvbench.api import run_words
 

@@ -14,6 +14,9 @@ from kvbench.base.errors import UserError
 
 _FORMS = "give a fraction in (0, 1] such as 0.2, or a whole number of tokens >= 1 such as 512"
 
+MOST_TOKENS = 2**31 - 1
+"""What a budget in tokens can be: beyond it is a slip of the pen."""
+
 
 def whole(x: float) -> int:
     """Floor of x, where x within 1e-9 below a whole number counts as that number (0.6 * 1000)."""
@@ -38,12 +41,12 @@ class Budget:
         """
         if isinstance(value, bool) or not isinstance(value, numbers.Real):
             raise UserError(f"budget {value!r} is not a number: {_FORMS}")
-        x = float(value)
-        if isinstance(value, numbers.Integral) and x >= 1:
+        x = math.inf if isinstance(value, int) and value > MOST_TOKENS else float(value)
+        if isinstance(value, numbers.Integral) and 1 <= x <= MOST_TOKENS:
             return cls(tokens=int(value))
         if 0 < x <= 1:
             return cls(fraction=x)
-        if x > 1 and math.isfinite(x) and x.is_integer():
+        if 1 < x <= MOST_TOKENS and x.is_integer():
             return cls(tokens=int(x))
         raise UserError(f"budget {value} is out of range: {_FORMS}")
 

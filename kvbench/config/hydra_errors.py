@@ -12,7 +12,8 @@ from hydra.errors import HydraException, MissingConfigException, OverrideParseEx
 from omegaconf import OmegaConf
 
 from kvbench.base.suggest import did_you_mean
-from kvbench.config.words import users_words
+from kvbench.config.catalog import choices
+from kvbench.config.words import quoted, users_words
 
 
 def one_line(error: HydraException, words: Sequence[str]) -> str:
@@ -24,13 +25,22 @@ def one_line(error: HydraException, words: Sequence[str]) -> str:
     """
     if isinstance(error, OverrideParseException):
         problem = str(error).strip().splitlines()[0]
+        name, equals, value = str(error.override).partition("=")
+        if equals and problem.startswith("Lexer"):  # a character that Hydra's grammar lacks
+            return f"{error.override} has to be quoted twice: give \"{name}={quoted(value)}\""
         return f"{error.override!r} is not an override such as budget=0.2: {problem}"
     if isinstance(error, MissingConfigException) and error.missing_cfg_file:
         missing = PurePosixPath(error.missing_cfg_file)
         if str(missing.parent) == ".":
+            if f"{missing.name}=" in words:
+                return f"{missing.name}= names nothing: give {missing.name}=NAME, or leave it out"
             return f"config file {missing.name!r} does not exist"
-        remedy = did_you_mean(missing.name, error.options or ())
-        return f"{missing.parent}={missing.name} is unknown: {remedy}"
+        group, *folders = missing.parent.parts
+        name = "/".join([*folders, missing.name])
+        shipped = [c.name for c in choices(group)] if "@" not in group else []
+        beside = ["/".join([*folders, option]) for option in error.options or ()]
+        remedy = did_you_mean(name, {*shipped, *beside})
+        return f"{group}={name} is unknown: {remedy}"
     there = re.search(r"An item is already at '([^']+)'", str(error))
     if there:
         return f"+{users_words(there[1])} is there already: write it without the +"

@@ -39,7 +39,7 @@ from kvbench.config.hydra_errors import one_line
 from kvbench.config.hydra_private import failure_of, register_plugins
 from kvbench.config.planning import plan_from_config
 from kvbench.config.ray_launcher import RayLauncher
-from kvbench.config.words import hydra_words, quoted
+from kvbench.config.words import hydra_words, quoted, refuse_repeats
 from kvbench.plan.plan import Plan
 
 
@@ -77,6 +77,7 @@ def run_words(words: Sequence[str], job: TaskFunction) -> list[JobResult]:
     entry = hydra.main(config_path="pkg://kvbench.conf", config_name="config", version_base="1.3")
     os.environ["HYDRA_FULL_ERROR"] = "1"  # raise, rather than print a shortened traceback and exit
     arguments = sys.argv
+    refuse_repeats(words)
     words = hydra_words(words)
     _check_flags(words)
     _check_launcher(words)
@@ -87,6 +88,8 @@ def run_words(words: Sequence[str], job: TaskFunction) -> list[JobResult]:
         with _one_hydra, checked_compositions():
             entry(job)()
     except HydraException as error:
+        if isinstance(error.__cause__, UserError):  # of a launcher that Hydra builds
+            raise error.__cause__ from error
         raise UserError(one_line(error, words)) from error
     except OmegaConfBaseException as error:
         raise UserError(" ".join(str(error).split())) from error
@@ -107,6 +110,7 @@ def plans_of_words(words: Sequence[str]) -> list[Plan]:
     Raises:
         UserError: anything wrong with the words.
     """
+    refuse_repeats(words)
     words = hydra_words(words)
     try:
         with _one_hydra, hydra.initialize_config_module("kvbench.conf", version_base="1.3"):

@@ -12,10 +12,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from kvbench.base.errors import UserError
+
 _NESTED = re.compile(r"^(\+{0,2}|~)method/([\w/]+)(?==|$)")
 _TASK_FIELD = re.compile(r"^\+{0,2}(?:(needle|ruler)\.(\w+)|haystack)(?==)")
 
 _LAUNCHER = re.compile(r"^(\+{0,2})launcher([=.])")
+_PIECES = re.compile(r"([\[\],])")
+"""What parts the values of a word: commas of a sweep, brackets of a list."""
+
 _JOINT = {"=": "/", ".": "."}  # a group is chosen as hydra/launcher=, its fields are below a dot
 
 
@@ -25,7 +30,7 @@ def hydra_words(words: Iterable[str]) -> list[str]:
     Args:
         words: overrides such as `method/base=snapkv,h2o` or `budget=0.2`, and flags.
     """
-    words = list(words)
+    words = [_readable(word) for word in words]
     spelled = [_NESTED.sub(lambda m: f"{m[1]}{nested_group(m[2])}", word) for word in words]
     spelled = [
         _LAUNCHER.sub(lambda m: f"{m[1]}hydra{_JOINT[m[2]]}launcher{m[2]}", word)
@@ -36,6 +41,37 @@ def hydra_words(words: Iterable[str]) -> list[str]:
     named = any(word.startswith(("model=", "experiment=")) for word in spelled)
     lone_path = not named and any(word.startswith("model.path=") for word in spelled)
     return [*["model=custom"] * lone_path, *_task_of_fields(words), *spelled]
+
+
+def refuse_repeats(words: Iterable[str]) -> None:
+    """Refuse two values for one word, of which Hydra would silently take the last.
+
+    Raises:
+        UserError: naming both.
+    """
+    given: dict[str, str] = {}
+    for word in words:
+        name, equals, value = word.lstrip("+").partition("=")
+        if not equals or name.startswith("-"):
+            continue
+        before = given.setdefault(name, value)
+        if before != value:
+            raise UserError(
+                f"{name}={before} and {name}={value} contradict each other: give one, or both with"
+                f" a comma, {name}={before},{value}"
+            )
+
+
+def _readable(word: str) -> str:
+    """Quote the values that Hydra's grammar cannot read bare: those with other than ASCII."""
+    name, equals, value = word.partition("=")
+    if word.isascii() or not equals or word.startswith("-") or set(value) & set("'\"{}()"):
+        return word
+    pieces = (
+        piece if piece.isascii() else piece.replace(piece.strip(), quoted(piece.strip()))
+        for piece in _PIECES.split(value)
+    )
+    return f"{name}={''.join(pieces)}"
 
 
 def _task_of_fields(words: Sequence[str]) -> list[str]:

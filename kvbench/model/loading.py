@@ -278,6 +278,28 @@ def load_tokenizer(spec: ModelSpec) -> Any:
         return _tokenizer_from(spec, _checkpoint(spec, identity), identity["revision"])
 
 
+def context_of(spec: ModelSpec) -> int:
+    """Tokens that a model has positions for, found without its weights.
+
+    Raises:
+        UserError: it cannot be found or read.
+    """
+    if spec.context is not None:
+        return spec.context
+    if spec.kind == "random":
+        return spec.random_shape.context
+    from transformers import AutoConfig
+
+    identity = model_identity(spec)
+    where = _where(_checkpoint(spec, identity), identity["revision"])
+    try:
+        with quiet_transformers():
+            config: Any = AutoConfig.from_pretrained(**where, trust_remote_code=False)
+        return int(config.get_text_config().max_position_embeddings)
+    except Exception as error:  # transformers checks little of what a folder holds
+        raise _unloadable(spec, error) from error
+
+
 def _checkpoint(spec: ModelSpec, identity: Mapping[str, Any]) -> str:
     """Folder or hub id that transformers reads; a GGUF file is converted first, once."""
     if spec.kind not in ("package", "gguf"):

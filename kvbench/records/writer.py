@@ -8,6 +8,7 @@ import os
 import secrets
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -108,7 +109,8 @@ def _check_writable(out: Path) -> None:
         probe.write_bytes(b"kvbench")
         probe.unlink()
     except OSError as error:
-        probe.unlink(missing_ok=True)
+        with suppress(OSError):  # a file system that is read-only refuses this too
+            probe.unlink(missing_ok=True)
         raise _unwritable(out, error) from error
 
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+from kvbench.base.errors import UserError
 from kvbench.data.files import Source
 from kvbench.decode.greedy import Stop
-from kvbench.model.loading import LoadedModel, load_tokenizer
+from kvbench.model.loading import LoadedModel, context_of, load_tokenizer
 from kvbench.plan.plan import Plan
 from kvbench.plan.protocol import Protocol
+from kvbench.tasks.needle import Needle
 from kvbench.tasks.prompt import Prompt, PromptRules, input_limit, render
+from kvbench.tasks.ruler import Ruler
 from kvbench.tasks.task import Sample, Task
 
 _SPARE = 32
@@ -22,10 +25,24 @@ def read_samples(plan: Plan) -> tuple[Source, dict[Task, tuple[Sample, ...]]]:
     Raises:
         UserError: the data cannot be used.
     """
+    _refuse_prompts_beyond_the_context(plan)
     source = plan.suite.source(plan.data, hub_repo=plan.hub_repo, revision=plan.data_revision)
     tokenizer = partial(load_tokenizer, plan.model)
     found = {t: tuple(plan.suite.samples(t, source, plan.limit, tokenizer)) for t in plan.tasks}
     return source, found
+
+
+def _refuse_prompts_beyond_the_context(plan: Plan) -> None:
+    """Say before any text is made that a suite sizes its prompts beyond the model."""
+    if not isinstance(plan.suite, (Needle, Ruler)):
+        return
+    least, context = plan.suite.longest_prompt, context_of(plan.model)
+    if least > context:
+        setting = plan.tasks[0].length_setting
+        raise UserError(
+            f"{setting}={plan.suite.longest} makes prompts of more than {least} tokens, and"
+            f" {plan.model.name} has positions for {context}: give a smaller {setting}"
+        )
 
 
 def prompt_of(plan: Plan, model: LoadedModel, sample: Sample) -> Prompt:

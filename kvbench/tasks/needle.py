@@ -140,6 +140,16 @@ class Needle:
         return self.lengths, self.depths  # type: ignore[return-value]
 
     @property
+    def longest(self) -> int:
+        """The largest of `lengths`."""
+        return max(self.grid[0])
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that the longest prompt has at least."""
+        return self.longest - self.reserve
+
+    @property
     def own_data(self) -> str:
         """`needle`, and the haystack's folder where it is the user's."""
         return Haystack.label("needle", self.haystack)

@@ -61,6 +61,9 @@ _DOCUMENTS = (
     " any other words.\n\n"
 )
 
+_LAST_PIECE = 1024
+"""Tokens that a puzzle leaves empty at most, where its next piece would not fit."""
+
 FAMILIES = {
     "vt": Family(
         variables,
@@ -130,6 +133,17 @@ class Ruler:
             raise UserError(f"ruler.families is empty: give some of {', '.join(FAMILIES)}")
         check_whole_number("ruler.samples_each", self.samples_each)
         object.__setattr__(self, "lengths", grid_of("ruler.lengths", self.lengths, least=1))
+
+    @property
+    def longest(self) -> int:
+        """The largest of `lengths`."""
+        return max(self.lengths)  # type: ignore[arg-type, return-value]
+
+    @property
+    def longest_prompt(self) -> int:
+        """Tokens that the longest prompt has at least."""
+        answer = max(FAMILIES[name].max_new_tokens for name in self.families)
+        return self.longest - answer - RESERVE - _LAST_PIECE
 
     @property
     def first_token(self) -> str:

@@ -51,6 +51,13 @@ def test_help_of_run_says_what_words_are() -> None:
         slow(["model=smollm"], "did you mean smollm2-135m?"),
         slow(["protocol=papr"], "did you mean paper?"),
         slow(["experiment=frist-table"], "did you mean first-table?"),
+        (["experiment=spindlekv/table99"], "did you mean spindlekv/table"),
+        (["method=snapkv", "method=h2o"], "method=snapkv and method=h2o contradict each other"),
+        (["limit=1", "+limit=2"], "limit=1 and limit=2 contradict"),
+        (["method="], "method= names nothing: give method=NAME"),
+        (["out=größe (1)"], "give \"out='größe (1)'\""),
+        (["model=tiny-random", "needle.lengths=9000000"], "needle.lengths=9000000 makes prompts"),
+        slow(["model=tiny-random", "ruler.lengths=9000000"], "ruler.lengths=9000000 makes prompts"),
         (["metod=snapkv"], "did you mean method?"),
         (["method.theta_kye=0.9"], "did you mean method.theta_key?"),
         slow(["method=streamingllm", "method.sink=1"], "did you mean method.sinks?"),
@@ -102,6 +109,28 @@ def test_an_unwritable_run_folder_is_refused_before_anything_is_recorded(elsewhe
     result = cli("run", *words, "out=file/run")
     assert result.exit_code == 2
     assert "out=PATH" in result.stderr and result.stderr.startswith("kvbench: ")
+
+
+def test_a_read_only_file_system_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_bytes", refuse)
+    monkeypatch.setattr(Path, "unlink", refuse)  # such a mount refuses to take away, too
+    words = ["model=tiny-random", "method=streamingllm", "task=hotpotqa", "limit=1"]
+    result = cli("run", *words, f"out={tmp_path / 'run'}")
+    assert result.exit_code == 2, result.output
+    assert "(Read-only file system): give another folder" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+def test_values_outside_ascii_work_as_they_are(elsewhere: Path) -> None:
+    words = ["model=tiny-random", "task=trec", "limit=1", "method=streamingllm"]
+    words += ["protocol.max_new_tokens=2", "out=größe/läufe"]
+    assert "größe/läufe: 2 results" in done("run", *words)
+    assert [p.suffix for p in (elsewhere / "größe" / "läufe").iterdir()] == [".jsonl"]
 
 
 @pytest.mark.slow

@@ -228,7 +228,7 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
     if name in SPEEDS + CLASSIFIERS:
         assert "† cannot be compared: other" in report
     elif not shards:
-        assert list(folder.glob("*.svg")) and "Drawn in" in report
+        assert list(folder.glob("figures/*.svg")) and "Drawn in" in report
     elif "published" in EXPERIMENTS[name].config.get("experiment", {}):
         assert "† cannot be compared: other model" in report
     elif is_figure(EXPERIMENTS[name]):

@@ -152,6 +152,8 @@ def test_the_profile_says_where_answers_stop() -> None:
         slow("budget=-1", "budget -1"),
         slow("budget=1.5", "budget 1.5"),
         slow("budget=nan", "budget nan"),
+        ("budget=1e30", "budget 1e+30 is out of range"),
+        slow(f"budget={10**400}", "out of range"),
         slow("budget='a lot'", "budget 'a lot'"),
         ("budget=true", "budget True"),
         slow("limit=0", "limit=0"),

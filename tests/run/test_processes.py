@@ -244,6 +244,15 @@ def test_a_wrong_engine_setting_is_one_line(tmp_path, words, said):
     assert not (tmp_path / "run").exists()
 
 
+def test_ray_without_its_extra_is_one_line_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)  # what an import finds where it is not installed
+    result = CliRunner().invoke(app, ["run", *WORDS, f"out={tmp_path / 'run'}", "launcher=ray"])
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "kvbench: launcher=ray needs Ray, which is not installed: pip install 'kvbench[ray]'\n"
+    )
+
+
 @pytest.mark.slow
 def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
     from kvbench.prefill import capture as capturing

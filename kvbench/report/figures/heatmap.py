@@ -232,11 +232,8 @@ def _ticks(axis: Any, values: Sequence[int], offset: float, most: int = TICKS) -
 
 def _color_bar(drawn: Any, mesh: Any, axes: list[Axes], rows: int, label: str) -> None:
     if mesh is not None:
-        bar = drawn.colorbar(
-            mesh, ax=axes, ticks=[0, 0.5, 1], pad=0.02, fraction=0.08, aspect=18 * rows
-        )
-        bar.set_label(label)
-        bar.outline.set_visible(False)
+        look = {"ticks": [0, 0.5, 1], "fraction": 0.08, "aspect": 18 * rows}
+        figures.color_bar(drawn, mesh, axes, label, **look)
 
 
 def _model(table: Table) -> str:

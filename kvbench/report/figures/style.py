@@ -5,7 +5,7 @@ Knows nothing of records.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,11 @@ from typing import TYPE_CHECKING, Any
 from kvbench.base.errors import UserError
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+FOLDER = "figures"
+"""Where in a run folder every figure goes."""
 
 COLUMN_INCHES = 3.3
 """Width of one column of a two-column paper."""
@@ -73,6 +77,22 @@ def figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=DPI, layout="constrained")
+
+
+def color_bar(drawn: Figure, mesh: Any, axes: Sequence[Axes], label: str, **look: Any) -> Any:
+    """Put a scale of a map's colors beside the axes that share it.
+
+    Args:
+        drawn: the figure.
+        mesh: one of its maps.
+        axes: those whose height it takes.
+        label: what a value is.
+        look: what matplotlib's `colorbar` takes as well.
+    """
+    bar = drawn.colorbar(mesh, ax=list(axes), pad=0.02, **look)
+    bar.set_label(label)
+    bar.outline.set_visible(False)
+    return bar
 
 
 def save(drawn: Figure, folder: Path, name: str) -> list[Path]:

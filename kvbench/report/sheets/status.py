@@ -8,15 +8,20 @@ from pathlib import Path
 from rich.console import Console
 
 from kvbench.report.forms.terminal import WIDTH
-from kvbench.report.table.table import Row, Table, TaskColumn, tables_of
+from kvbench.report.sheets.analysis import analysis_lines
+from kvbench.report.table.table import Row, Table, TaskColumn, holds_records, tables_of
 
 
 def status_text(folder: Path) -> str:
     """Return the text that `kvbench status` prints: done, missing and failed results.
 
+    Of analyses and measured speeds: what there is, and where.
+
     Raises:
         UserError: the folder does not exist or holds no records.
     """
+    if (measured := analysis_lines(folder)) and not holds_records(folder):
+        return "".join(f"{line}\n" for line in measured)
     out = io.StringIO()
     console = Console(file=out, width=WIDTH, highlight=False)
     for table in tables_of(folder):
@@ -30,6 +35,8 @@ def status_text(folder: Path) -> str:
         console.print(line, markup=False)
         for note in table.code_notes():
             console.print(note, markup=False)
+    for line in measured:
+        console.print(line, markup=False)
     return out.getvalue()
 
 
