@@ -41,6 +41,10 @@ def report(
         str | None,
         typer.Option(help="Compare with this row, such as snapkv@0.2; implies --differences."),
     ] = None,
+    figures: Annotated[
+        bool,
+        typer.Option("--figures", help="Draw score against bytes: figures/scores.png, .pdf, .svg."),
+    ] = False,
     samples: Annotated[
         int, typer.Option(min=0, help="Samples of each task that the HTML page shows.")
     ] = 25,
@@ -67,6 +71,8 @@ def report(
     )
     folder = None
     if published is not None:
+        if figures:
+            raise UserError("--figures draws a run: leave --published out, or --figures")
         text = render.published_report(published, look)
     elif words and any(word.startswith("experiment=") for word in words):
         folder = experiment_folder(words)
@@ -80,7 +86,7 @@ def report(
             text = opened.report(look)
     if folder is not None:
         with reading_records():
-            drawn = render.figure_files(folder)
+            drawn = render.figure_files(folder, scores=figures)
         if drawn:
             said = f"kvbench: {len(drawn)} figure files (PNG, PDF, SVG) in {folder / 'figures'}"
             typer.echo(said, err=True)

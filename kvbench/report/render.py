@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from kvbench.base.errors import UserError
+from kvbench.report.figures.curves import curve_figures
 from kvbench.report.figures.heatmap import needle_figures
+from kvbench.report.figures.style import FOLDER
 from kvbench.report.forms.csv import sheet_csv, table_csv
 from kvbench.report.forms.latex import latex
 from kvbench.report.forms.markdown import markdown
@@ -47,11 +50,25 @@ def report(
     return "\n".join(drawn(sheets, look) for sheets in parts)
 
 
-def figure_files(folder: Path) -> list[Path]:
-    """Draw the figures that a run's tables call for: heatmaps of needles; return the files."""
+def figure_files(folder: Path, scores: bool = False) -> list[Path]:
+    """Draw the figures that a run's tables call for, heatmaps of needles; return the files.
+
+    Args:
+        folder: of the run.
+        scores: whether score against bytes is drawn as well.
+
+    Raises:
+        UserError: scores are asked for, and the folder holds none.
+    """
     if analysis_sheets(folder) and not holds_records(folder):
+        if scores:
+            raise UserError(f"{folder} holds an analysis and no scores: leave --figures out")
         return []
-    return needle_figures(tables_of(folder), folder / "figures")
+    tables = tables_of(folder)
+    curves = curve_figures(tables, folder / FOLDER) if scores else []
+    if scores and not curves:
+        raise UserError(f"{folder} holds no complete column to draw: leave --figures out")
+    return [*curves, *needle_figures(tables, folder / FOLDER)]
 
 
 def published_report(name: str, look: Look) -> str:

@@ -75,3 +75,34 @@ def test_bytes_by_part_add_up_and_codebooks_show_their_overhead():
     assert found.ratio_bytes == found.cache_bytes / found.native_bytes
     assert found.r1[0] > 0.5
     assert max(found.r2) < 0.5
+
+
+def test_a_union_keeps_per_head_what_each_query_head_reads():
+    prefill = naive.random_prefill(200)
+    union = SnapKV(heads="query", window=8)
+    found = ledger(prefill, union.compress(prefill, Budget(tokens=50)))
+    assert found.kept_tokens == (50.0,) * 3
+    assert found.r1 == pytest.approx((0.5,) * 3)  # two query heads per KV head
+    assert all(0.5 < share < 1 for share in found.r2)
+
+
+@pytest.mark.parametrize("magnitude", [True, False])
+def test_both_readings_of_a_codebook_with_a_window_by_hand(magnitude):
+    prefill = naive.random_prefill(200, distinct=8)
+    method = SpindleKV(window=8, magnitude=magnitude)
+    cache = method.compress(prefill, Budget(fraction=0.5))
+    found = ledger(prefill, cache)
+    additive = printed = 0.0
+    for store in cache.layers:
+        (band,) = store.materialize()
+        kept = 2 * band.positions.numel()
+        entries = sum(len(book.entries) for book in store.key_books + store.value_books)
+        stored = entries + 2 * 2 * 8  # K and V of two KV heads' windows
+        through_books = kept - 2 * 4 * 8  # the window's rows are read as they are
+        r1, r2 = kept / (2 * 2 * 200), stored / kept
+        # Indices of 16 bits, numbers of 32, dimension 8; a norm takes one number.
+        share = through_books / kept
+        additive += r1 * (r2 + share * (16 / 32 + magnitude) / 8) / 3
+        printed += r1 * r2 * (8 + 16 / 33) / 8 / 3
+    assert found.ratio_formula15 == pytest.approx(additive)
+    assert found.ratio_formula15_printed == pytest.approx(printed)

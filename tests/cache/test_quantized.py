@@ -166,3 +166,11 @@ def test_a_residual_that_is_split_must_be_one(residual):
 def test_fields_out_of_range_are_refused(field, value):
     with pytest.raises(UserError, match=f"method.{field}=.*give"):
         Quantized(**{field: value})
+
+
+def test_codes_that_end_inside_a_byte_take_it_whole():
+    layer = naive.random_prefill(7, layers=1, query_heads=1, kv_heads=1, dim=2).layers[0]
+    store = store_quantized(layer, 5, 2, 5)
+    # Ten numbers of two bits, keys and values, are three bytes each.
+    assert store.bytes_by_part["codes"] == 2 * 3
+    assert store.nbytes == quantized_bytes(layer, 5, 2, 5)

@@ -155,3 +155,24 @@ def test_window_and_context_never_exceed_the_budget_by_more_than_the_one_token_k
     fits, context = window_and_context(mean, window, tokens)
     assert 1 <= fits <= tokens
     assert fits + context <= max(1, min(mean, tokens) + 1e-6)
+
+
+def test_ties_in_the_rounding_of_layers_go_to_the_earlier_layer():
+    assert rounded_to_sum([1.5, 1.5, 1.5, 1.5], 9) == [2, 2, 1, 1]
+    assert rounded_to_sum([1.25, 2.75, 0.75, 1.25], 9) == [1, 3, 1, 1]
+
+
+def test_a_share_of_a_budget_is_of_either_kind():
+    assert Budget(fraction=0.5).times(0.5) == Budget(fraction=0.25)
+    assert Budget(tokens=101).times(0.5) == Budget(tokens=50)
+
+
+def test_a_prompt_of_exactly_the_budget_is_kept_whole():
+    assert Budget(tokens=100).keeps_whole(100) and not Budget(tokens=100).keeps_whole(101)
+    assert Budget(fraction=1.0).keeps_whole(5) and not Budget(fraction=0.99).keeps_whole(5)
+
+
+def test_shares_stand_before_tokens_and_small_before_large():
+    budgets = [Budget(tokens=512), Budget(fraction=0.9), Budget(tokens=1), Budget(fraction=0.2)]
+    ordered = sorted(budgets, key=lambda budget: budget.place)
+    assert [str(budget) for budget in ordered] == ["0.2", "0.9", "1", "512"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields, replace
 
 import pytest
@@ -311,3 +312,25 @@ def test_a_generation_ends_where_its_ids_say_and_keeps_the_last_one(tiny, prefil
     (free,) = _tokens(tiny, prefill, [keep_whole(prefill)])
     stop = Stop(NEVER, 12, ends=lambda ids: len(ids) == 5)
     assert _tokens(tiny, prefill, [keep_whole(prefill)], stop=stop) == [free[:5]]
+
+
+def test_the_minimum_length_ends_with_the_last_token_it_asks_for(tiny, prefill):
+    (free,) = _tokens(tiny, prefill, [keep_whole(prefill)])
+    at = next(i for i, token in enumerate(free) if i and token not in free[:i])
+    stop = Stop(frozenset({free[at]}), 12, min_new_tokens=at)
+    assert _tokens(tiny, prefill, [keep_whole(prefill)], stop=stop) == [free[:at]]
+
+
+def test_rows_that_decode_together_divide_the_time_of_their_steps(tiny, prefill):
+    caches = [keep_whole(prefill) for _ in range(4)]
+    started = time.perf_counter()
+    ended = decode(tiny, caches, 130, Stop(NEVER, 12), first_logits=prefill.last_logits)
+    whole = time.perf_counter() - started
+    assert 0 < sum(generation.seconds for generation in ended) <= whole
+
+
+def test_leading_stop_tokens_go_on_until_something_else_is_written():
+    stop = Stop(frozenset({1, 2, 3}), 12, leading_ids=frozenset({1, 2}))
+    assert not stop.stops_at(1, []) and not stop.stops_at(1, [2]) and not stop.stops_at(2, [1, 1])
+    assert stop.stops_at(3, []) and stop.stops_at(3, [1]) and stop.stops_at(1, [7])
+    assert not stop.stops_at(7, [1])

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 
 from kvbench.base.errors import UserError
 from kvbench.config.catalog import field_sources
-from kvbench.records.reader import distinct, done_keys, read_shards
+from kvbench.records.reader import distinct, done_keys, failed_keys, read_shards
 from kvbench.records.record import Record
+from kvbench.records.rescore import scores_of
+from kvbench.records.summary import Summary
 from kvbench.records.writer import Writer
 from kvbench.report.look import Look
 from kvbench.report.render import report
@@ -237,3 +239,24 @@ def test_torn_duplicated_and_foreign_lines_leave_each_key_once(tmp_path: Path) -
     (shard,) = read_shards(tmp_path)
     assert {r.key for r in shard.records} == {"k"}
     assert [r.key for _, r in distinct([shard])] == ["k"]
+
+
+def test_only_what_never_succeeded_counts_as_failed(tmp_path: Path) -> None:
+    failed = dataclasses.replace(A_RECORD, error="out of memory", score=None)
+    write_shard(tmp_path, header(), [failed, dataclasses.replace(failed, key="other")])
+    write_shard(tmp_path, header(), [A_RECORD])
+    assert failed_keys(tmp_path) == {"other"}
+
+
+@pytest.mark.parametrize(("recorded", "differ"), [(1.0, 0), (1 - 1e-14, 0), (0.999, 1), (None, 1)])
+def test_a_score_that_differs_a_little_is_said_to_differ(
+    tmp_path: Path, recorded: float | None, differ: int
+) -> None:
+    write_shard(tmp_path, header(), [dataclasses.replace(A_RECORD, score=recorded)])
+    found = scores_of(tmp_path)
+    assert found.values == {"snapkv@0.2": {"qasper": 100.0}}
+    assert found.changes == f"{differ} of 1 scores differ from those recorded"
+
+
+def test_summaries_add_up_in_every_count() -> None:
+    assert Summary(1, 2, 3, 4) + Summary(10, 20, 30, 40) == Summary(11, 22, 33, 44)

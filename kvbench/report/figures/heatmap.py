@@ -173,7 +173,7 @@ def _lines(table: Table, grid: Grid) -> Any:
         _ticks(axes.xaxis, values, 0.0, most=5)
         axes.set_xlabel(label)
         axes.set_ylim(-0.03, 1.03)
-        axes.grid(linewidth=0.3, color="#DDDDDD")
+        axes.grid(linewidth=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     both[0].set_ylabel(f"{grid.metric}, mean over cells")
     drawn.suptitle(f"{_model(table)}, {grid.task}", fontsize=7)

@@ -47,6 +47,7 @@ _STYLE: dict[Any, Any] = {
     "lines.linewidth": 1,
     "lines.markersize": 3,
     "hatch.linewidth": 0.4,
+    "grid.color": "#DDDDDD",
     "figure.constrained_layout.h_pad": 0.03,
     "figure.constrained_layout.hspace": 0.0,
     "pdf.fonttype": 42,  # text stays text

@@ -15,16 +15,17 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from kvbench.report.figures import style as figures
+from kvbench.report.figures.curves import Series, drawn_columns, series_of
 from kvbench.report.figures.heatmap import heatmaps
 from kvbench.report.look import Look
-from kvbench.report.page.charts import UNDATED, Chart, Series, curves, inline, series_of
+from kvbench.report.page.charts import UNDATED, Chart, curves, inline
 from kvbench.report.page.view import Leader, Memory, TaskView, leaders, memory, task_views
 from kvbench.report.sheet import Sheet
 from kvbench.report.sheets.card import protocol_card
 from kvbench.report.sheets.scores import sheets_of, title
 from kvbench.report.table.columns import columns_of
 from kvbench.report.table.needle import grids, is_needle
-from kvbench.report.table.table import Column, Table
+from kvbench.report.table.table import Table
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class _View:
     sheets: tuple[Sheet, ...]
     by_task: Sheet
     series: tuple[Series, ...]
+    heatmaps: tuple[Chart, ...]
     charts: tuple[Chart, ...]
     memory: tuple[Memory, ...]
     parts: tuple[str, ...]
@@ -110,7 +112,8 @@ def _view(table: Table, look: Look) -> _View:
         sheets=tuple(sheets),
         by_task=by_task,
         series=tuple(series),
-        charts=tuple(_charts(table, columns, series)),
+        heatmaps=tuple(_heatmaps(table)) if is_needle(table) else (),
+        charts=tuple(curves(table, drawn_columns(table), series)),
         memory=tuple(weights),
         parts=tuple(dict.fromkeys(part.name for row in weights for part in row.parts)),
         tasks=tuple(task_views(table, look.samples)),
@@ -119,18 +122,13 @@ def _view(table: Table, look: Look) -> _View:
     )
 
 
-def _charts(table: Table, columns: Sequence[Column], series: Sequence[Series]) -> Iterator[Chart]:
-    """Heatmaps of a needle run; else curves, the mean over all tasks first."""
-    if is_needle(table):
-        for grid in grids(table):
-            out = io.StringIO()
-            with figures.style():
-                heatmaps(table, grid).savefig(out, format="svg", metadata=UNDATED)
-            label = f"Heatmaps of {grid.task}: {grid.metric} by length and depth"
-            yield Chart(label, Markup(inline(out.getvalue(), label)), wide=True)
-        return
-    for chart in curves(table, [columns[-1], *columns[:-1]], series):
-        yield Chart(chart.title, Markup(chart.svg))
+def _heatmaps(table: Table) -> Iterator[Chart]:
+    for grid in grids(table):
+        out = io.StringIO()
+        with figures.style():
+            heatmaps(table, grid).savefig(out, format="svg", metadata=UNDATED)
+        label = f"Heatmaps of {grid.task}: {grid.metric} by length and depth"
+        yield Chart(label, Markup(inline(out.getvalue(), label)), wide=True)
 
 
 def _facts(table: Table) -> tuple[tuple[str, str], ...]:

@@ -9,6 +9,7 @@ from typing import Any
 from kvbench.base.errors import UserError
 from kvbench.config.catalog import check_choice, choices
 from kvbench.plan.names import CLASSIFIER, SPEED
+from kvbench.report.figures.style import FOLDER
 from kvbench.report.look import Look
 from kvbench.report.paper.classifier import ClassifierNumbers, tested_classifier
 from kvbench.report.paper.drawing import draw
@@ -39,7 +40,7 @@ def experiment_report(words: Sequence[str], look: Look) -> str:
         tables, found = _figure(spec, folder, name)
         if look.form == "csv":
             return figure_csv(found, spec)
-        drawings = draw(found, spec, folder / "figures", name.partition("/")[2])[-1:]
+        drawings = draw(found, spec, folder / FOLDER, name.partition("/")[2])[-1:]
         sheets = figure_sheets(found, tables, spec, drawings[0])
     elif (beside := Beside.of(node)) is not None:
         numbers = _numbers(config.get("analysis"), folder)

@@ -163,3 +163,16 @@ def test_holm_stays_in_bounds_and_in_order() -> None:
     corrected = holm(p_values)
     assert corrected == sorted(corrected)
     assert all(c >= p for c, p in zip(corrected, p_values, strict=True))
+
+
+def test_tasks_of_one_size_are_drawn_apart() -> None:
+    (values,) = random_strata(50)
+    one, two = mean_interval([values]), mean_interval([values, values])
+    assert one is not None and two is not None
+    narrower = (two.high - two.low) / (one.high - one.low)
+    assert narrower == pytest.approx(1 / math.sqrt(2), abs=0.03)
+
+
+def test_p_is_never_zero() -> None:
+    found = paired_difference([[1.0] * 40], [[0.0] * 40])
+    assert found.p == pytest.approx(1 / 10_001)
