@@ -20,6 +20,9 @@ def compare(
         Format.terminal
     ),
     changed: Annotated[int, typer.Option(min=0, help="Samples shown with both predictions.")] = 10,
+    anyway: Annotated[
+        bool, typer.Option("--anyway", help="Also runs of another model, protocol or data.")
+    ] = False,
 ) -> None:
     """Compare two runs sample by sample: paired scores, and the samples that changed most."""
     from kvbench.report.look import Look
@@ -29,6 +32,6 @@ def compare(
     if form in (Format.csv, Format.html):
         raise UserError(f"--format {form.value} has no comparison: give terminal or markdown")
     with reading_records():
-        found = compare_runs(before, after)
+        found = compare_runs(before, after, anyway)
         sheet = drawn([comparison_sheet(found, before, after)], Look(form=form.value))
-    say(sheet + "\n" + changed_samples(found, changed))
+    say(sheet + "\n" + changed_samples(found.cells, changed))

@@ -10,6 +10,7 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -66,6 +67,9 @@ def _class_of(node: Mapping[Any, Any], name: str) -> Any:
         return resolve_name(target)
     except Exception as error:  # whatever a module of the user's own raises
         reason = " ".join(str(error).split())
+        package = target.partition(".")[0]
+        if Path(f"{package}.py").is_file() or Path(package).is_dir():
+            reason += f"; {package} lies in this folder: set PYTHONPATH={Path.cwd()}"
         raise UserError(f"{name}._target_={target} cannot be found: {reason}") from error
 
 

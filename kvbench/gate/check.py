@@ -48,11 +48,17 @@ def check_against(
     given = [list(words)] if update and words else None
     runs = given or (sweep_of(baseline) if known or not update else None)
     more = [] if update else list(words)
-    run = _run([[*of_one, *more] for of_one in runs or default_sweep()])
+    run = _run([_narrowed(of_one, more) for of_one in runs or default_sweep()])
     verdict = judged(baseline, run, tolerance, narrowed=bool(more)) if known else None
     if update:
         _write(baseline, run, runs)
     return run, verdict
+
+
+def _narrowed(words: Sequence[str], more: Sequence[str]) -> list[str]:
+    """The words of a baseline's run, those left out that further ones replace."""
+    replaced = {word.partition("=")[0] for word in more}
+    return [*(word for word in words if word.partition("=")[0] not in replaced), *more]
 
 
 def default_sweep() -> list[list[str]]:

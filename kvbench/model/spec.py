@@ -10,6 +10,7 @@ import hashlib
 import importlib.metadata
 import json
 import re
+import socket
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -49,6 +50,8 @@ WRAPPERS = {"gemma3": "gemma3_text"}
 """`model_type` of a model of texts and pictures -> that of its text model, which is loaded."""
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+_CONNECT_S = 3.0
 
 _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 
@@ -322,13 +325,16 @@ def _implementations(node: object) -> Iterator[tuple[str, object]]:
 def _hub_config(path: str, revision: str | None) -> Path:
     """config.json of a hub model in the client's cache, fetched where the hub can be reached.
 
-    Asked once per process: offline, the client retries for 20 s before it turns to its cache.
+    Without a network the client would try again for 20 s before it turns to its cache.
     """
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import constants, hf_hub_download
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     try:
-        return Path(hf_hub_download(path, "config.json", revision=revision))
+        cached = not _answers(constants.ENDPOINT)
+        return Path(
+            hf_hub_download(path, "config.json", revision=revision, local_files_only=cached)
+        )
     except GatedRepoError as error:
         raise UserError(
             f"model {path} is gated: accept its license on the hub, then run `hf auth login`"
@@ -339,6 +345,22 @@ def _hub_config(path: str, revision: str | None) -> Path:
             f"model {path}{at} is not a local folder and could not be fetched from the hub"
             f" ({type(error).__name__}): check the name and the network"
         ) from error
+
+
+def _answers(address: str) -> bool:
+    """Whether a server can be connected to within seconds; taken for granted behind a proxy."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    parts = urlsplit(address)
+    if getproxies():
+        return True
+    port = parts.port or (80 if parts.scheme == "http" else 443)
+    try:
+        with socket.create_connection((parts.hostname or "", port), timeout=_CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def _check_index(path: Path) -> None:

@@ -63,6 +63,10 @@ class PrefillCache:
         """Use a folder; it is made when the first prefill is kept."""
         self._folder = folder
         self._usable = True
+        self.found = 0
+        """Prefills that were there."""
+        self.made = 0
+        """Prefills that had to be computed."""
 
     def capture(
         self, model: LoadedModel, ids: Tensor, needs: Needs, schedule: PruningSchedule | None = None
@@ -82,10 +86,12 @@ class PrefillCache:
             elif kept[0] | wanted == kept[0]:
                 with suppress(OSError):
                     os.utime(path)
+                self.found += 1
                 return kept[1]
             else:
                 wanted = wanted | kept[0]
         made = capture(model, ids, wanted, schedule)
+        self.made += 1
         self._keep(key, wanted, made)
         return made
 

@@ -6,6 +6,7 @@ failure costs one sample, or one variant of it. Knows nothing of Hydra, tables o
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
@@ -18,7 +19,7 @@ from kvbench.prefill.disk import PrefillCache
 from kvbench.records.header import DataFacts
 from kvbench.records.reader import done_keys, failed_keys
 from kvbench.records.record import Record
-from kvbench.records.summary import Summary
+from kvbench.records.summary import Summary, reason_of
 from kvbench.records.writer import Writer
 from kvbench.run.interruption import Interruption
 from kvbench.run.memory import bytes_to_take
@@ -70,14 +71,14 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
             prompt_of(plan, model, sample)
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, model.devices)
-    take = capture if plan.prefill_cache is None else PrefillCache(plan.prefill_cache).capture
+    kept = None if plan.prefill_cache is None else PrefillCache(plan.prefill_cache)
     limits = Limits(
         width=plan.decode.width or min(MOST_ROWS, len(mine) * len(plan.variants)),
         room=bytes_to_take(model, plan.memory_bytes),
         as_stored=plan.decode.cache == "stored",
         graph=plan.decode.graph,
     )
-    failed = 0
+    reasons: Counter[str] = Counter()
     with (
         Progress(plan.model.name, total, shown=progress) as display,
         Interruption(display.note) as interruption,
@@ -91,13 +92,15 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
                 display.sample(f"{sample.task.name} {sample.id[:12]}")
                 yield _work(plan, model, sample, missing)
 
+        take = capture if kept is None else kept.capture
         for work, outcome in evaluate(model, works(), limits, display, take):
             record = _record(plan, model, work, outcome, limits.width)
             writer.append(record)
-            failed += record.error is not None
+            reasons.update([reason_of(record.error)] if record.error is not None else [])
             display.advance(1, int(record.error is not None))
         interruption.stop_if_asked()
-    return Summary(total, failed, known, failed_before)
+    prefills = None if kept is None else (kept.found, kept.made)
+    return Summary(total, reasons.total(), known, failed_before, dict(reasons), prefills)
 
 
 def missing_results(

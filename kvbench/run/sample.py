@@ -8,6 +8,7 @@ nothing of scores or records.
 from __future__ import annotations
 
 import time
+import traceback
 from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeVar
@@ -272,4 +273,16 @@ def _told(error: Exception, phase: str, work: Work) -> str:
         name = "out of memory"
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
-    return f"{phase} of {len(work.head)} tokens: {name}: {reason}"
+    place = _place_outside(error, work)
+    return f"{phase} of {len(work.head)} tokens: {name}: {reason}{place}"
+
+
+def _place_outside(error: Exception, work: Work) -> str:
+    """File and line of the fault, where it lies in a method that is not kvbench's."""
+    packages = {type(variant.method).__module__.partition(".")[0] for variant in work.variants}
+    places = [
+        f" ({frame.f_code.co_filename}:{line})"
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_globals.get("__name__", "").partition(".")[0] in packages - {"kvbench"}
+    ]
+    return places[-1] if places else ""

@@ -201,6 +201,15 @@ def test_a_method_of_the_users_own_runs_when_allowed(
     assert variant.method.strength == 1.0  # type: ignore[attr-defined]
 
 
+def test_a_module_beside_the_working_folder_is_found_by_what_the_line_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").write_text("", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=f"set PYTHONPATH={tmp_path}$"):
+        plan_of("method._target_=beside.Mine", "allow_targets=true")
+
+
 @pytest.mark.parametrize(
     "words",
     [

@@ -11,6 +11,7 @@ import pytest
 
 from kvbench.api import run_words
 from kvbench.base.errors import UserError
+from kvbench.config.sweeper import JobResult
 from kvbench.prefill import capture as capturing
 from kvbench.records.reader import distinct, read_shards
 from kvbench.records.record import Record
@@ -29,8 +30,8 @@ def data(tmp_path: Path) -> Path:
     return write_data(tmp_path / "data", {"qasper": 2, "trec": 3})
 
 
-def _run(data: Path, out: Path, *words: str) -> None:
-    run_words([*TINY, SHORT, f"data={data}", f"out={out}", *words])
+def _run(data: Path, out: Path, *words: str) -> list[JobResult]:
+    return run_words([*TINY, SHORT, f"data={data}", f"out={out}", *words])
 
 
 def _records(out: Path) -> list[Record]:
@@ -184,7 +185,9 @@ def test_a_failing_method_costs_its_own_results_only(data, tmp_path, monkeypatch
 
     monkeypatch.setattr(SnapKV, "compress", failing)
     out = tmp_path / "run"
-    _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    (job,) = _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3")
+    assert "\n1 failed with: compress: RuntimeError: planted fault\n" in job.value.text(out)
+    assert "1 failed with: compress: RuntimeError: planted fault" in done("status", str(out))
     failed = [r for r in _records(out) if r.error is not None]
     assert len(_records(out)) == 6
     assert [(r.variant, r.prediction, r.score) for r in failed] == [("snapkv@0.3", None, None)]
@@ -194,6 +197,23 @@ def test_a_failing_method_costs_its_own_results_only(data, tmp_path, monkeypatch
     assert len([r for r in _records(out) if r.error]) == 1, "a rerun leaves failures alone"
     _run(data, out, "task=qasper", "method=snapkv,streamingllm", "budget=0.3", "retry_failed=true")
     assert all(r.error is None for r in _records(out)), "asked to, it mends them"
+
+
+def test_a_fault_in_a_method_of_the_users_own_has_its_file_and_line(data, tmp_path, monkeypatch):
+    code = (
+        "from dataclasses import dataclass\n"
+        "from kvbench.methods.fullkv import FullKV\n"
+        "@dataclass(frozen=True)\n"
+        "class Broken(FullKV):\n"
+        "    def compress(self, prefill, budget):\n"
+        "        return prefill.layers[0].k @ prefill.nothing\n"
+    )
+    (tmp_path / "my_broken.py").write_text(code, encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    words = ["method=fullkv", "method._target_=my_broken.Broken", "allow_targets=true"]
+    _run(data, tmp_path / "run", "task=qasper", "limit=1", "baseline=false", *words)
+    (failed,) = _records(tmp_path / "run")
+    assert failed.error.endswith(f"({tmp_path / 'my_broken.py'}:6)")
 
 
 def test_the_header_says_what_made_the_records(whole):

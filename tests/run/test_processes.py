@@ -268,6 +268,10 @@ def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
     run_words([*words, kept, "method=streamingllm", f"out={tmp_path / 'run'}"])
     run_words([*words, kept, "method=snapkv", f"out={tmp_path / 'run'}"])
     assert len(counted) == 1
+    again = ["run", *words, kept, "method=h2o", f"out={tmp_path / 'run'}"]
+    said = CliRunner().invoke(app, again).stdout
+    assert "\nprefill_cache: 1 prefills read from it, 0 computed\n" in said
+
     run_words([*words, "method=snapkv", f"out={tmp_path / 'plain'}"])
     from_disk, plain = (
         {r.variant: r.prediction for _, r in distinct(read_shards(tmp_path / name))}

@@ -324,7 +324,8 @@ def test_a_folder_of_the_users_own_is_read_in_the_order_of_its_names(tmp_path: P
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["needle.lengths=[9000]"], "more than the model's 8192: give smaller needle.lengths"),
+        (["needle.lengths=[8390]"], "more than the model's 8192: give smaller needle.lengths"),
+        (["needle.lengths=[9000]"], "positions for 8192: give a smaller needle.lengths"),
         (["needle.depths=[0,101]"], "needle.depths=101 is outside 0 to 100"),
         slow(["needle.depths=[-1]"], "needle.depths=-1 is outside 0 to 100"),
         (["haystack=empty"], "haystack=empty is empty"),
@@ -347,7 +348,8 @@ def test_bad_input_is_one_line_and_leaves_nothing(
         (tmp_path / folder).mkdir()
         if text is not None:
             (tmp_path / folder / "a.txt").write_text(text, encoding="utf-8")
-    result = cli(*TINY, "needle.depths=[50]", *words, "out=run")
+    depths = [] if words[0].startswith("needle.depths=") else ["needle.depths=[50]"]
+    result = cli(*TINY, *depths, *words, "out=run")
     assert result.exit_code == 2, result.output
     assert result.stderr.startswith("kvbench: ") and result.stderr.count("\n") == 1
     assert said in result.stderr

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from pathlib import Path
 
 from rich.console import Console
 
+from kvbench.records.summary import commonest, reason_of
 from kvbench.report.forms.terminal import WIDTH
 from kvbench.report.sheets.analysis import analysis_lines
 from kvbench.report.table.table import Row, Table, TaskColumn, holds_records, tables_of
@@ -33,6 +35,9 @@ def status_text(folder: Path) -> str:
         if failed:
             line += " With --retry-failed it computes the failed ones again."
         console.print(line, markup=False)
+        reasons = Counter(reason_of(r.error or "") for row in table.rows for r in row.errors)
+        if reasons:
+            console.print(commonest(reasons), markup=False, soft_wrap=True)
         for note in table.code_notes():
             console.print(note, markup=False)
     for line in measured:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from kvbench.base.errors import UserError
+from kvbench.records.header import RunHeader
 from kvbench.records.record import Record
 from kvbench.report.sheet import Heading, Sheet, SheetRow, cells
 from kvbench.report.table.stats import Difference, holm, paired_difference
@@ -34,6 +36,8 @@ class Results:
     """With what went wrong."""
     planned: Set[tuple[str, str]]
     """Variants and tasks that it was to do."""
+    headers: Mapping[ResultName, RunHeader]
+    """What is known of the run that scored each."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +71,29 @@ class PairedTask:
     """By Holm, for all cells of the comparison."""
 
 
-def compare_runs(before: Path, after: Path) -> tuple[PairedTask, ...]:
-    """Pair the results of two runs by variant, task and sample, whatever else differs.
+@dataclass(frozen=True)
+class PairedRuns:
+    """Two runs, paired by variant, task and sample."""
 
-    Returns:
-        A cell for each variant and task that both runs scored, in the first run's order.
+    cells: tuple[PairedTask, ...]
+    """For each variant and task that both runs scored, in the first run's order."""
+    unlike: tuple[str, ...]
+    """What of model, protocol and data they do not share, such as `protocol official and paper`."""
+
+
+def compare_runs(before: Path, after: Path, anyway: bool = False) -> PairedRuns:
+    """Pair the results of two runs by variant, task and sample.
+
+    Args:
+        before: run folder.
+        after: run folder.
+        anyway: whether runs of another model, protocol or data are paired too.
 
     Raises:
-        UserError: a folder holds no records, or they share no scored sample.
+        UserError: a folder holds no records, they share no scored sample, or are not alike.
     """
-    ours, theirs = results_of(before).scored, results_of(after).scored
+    first, second = results_of(before), results_of(after)
+    ours, theirs = first.scored, second.scored
     pairs: dict[tuple[str, str], list[Pair]] = {}
     for name, record in ours.items():
         if name in theirs:
@@ -84,6 +101,14 @@ def compare_runs(before: Path, after: Path) -> tuple[PairedTask, ...]:
     if not pairs:
         raise UserError(
             f"{before} and {after} share no sample of the same variant and task: see kvbench status"
+        )
+    made = {(id(first.headers[n]), id(second.headers[n])): n for n in ours if n in theirs}
+    unlike = [_unlike(first.headers[name], second.headers[name]) for name in made.values()]
+    differing = tuple(dict.fromkeys(itertools.chain(*unlike)))
+    if differing and not anyway:
+        raise UserError(
+            f"{before} and {after} differ in more than their results ({'; '.join(differing)}):"
+            " --anyway pairs them all the same"
         )
     found = [
         paired_difference(
@@ -93,10 +118,34 @@ def compare_runs(before: Path, after: Path) -> tuple[PairedTask, ...]:
         for of_cell in pairs.values()
     ]
     corrected = holm([difference.p for difference in found])
-    return tuple(
+    cells = tuple(
         PairedTask(*names, tuple(of_cell), difference, p)
         for (names, of_cell), difference, p in zip(pairs.items(), found, corrected, strict=True)
     )
+    return PairedRuns(cells, differing)
+
+
+def _unlike(one: RunHeader, other: RunHeader) -> list[str]:
+    """What two runs do not share of what scores depend on; what one does not say is no matter."""
+    lines = []
+    for part in ("model", "protocol"):
+        ours, theirs = asdict(getattr(one, part)), asdict(getattr(other, part))
+        unknown = ("",) if part == "protocol" else ("", None)
+        differing = [n for n in ours if ours[n] != theirs[n]]
+        differing = [n for n in differing if ours[n] not in unknown and theirs[n] not in unknown]
+        # A name says more than the settings that go with it.
+        for name in differing[:1] if "name" in differing else differing:
+            what = part if name == "name" else f"{part}.{name}"
+            lines.append(f"{what} {_short(ours[name])} and {_short(theirs[name])}")
+    hashes, others = one.data.hashes, other.data.hashes
+    if any(hashes[task] != others[task] for task in hashes.keys() & others.keys()):
+        lines.append(f"data {one.data.setting} and {other.data.setting}, of other content")
+    return lines
+
+
+def _short(value: object) -> str:
+    text = "null" if value is None else str(value)
+    return text if len(text) <= 40 else text[:40] + "..."
 
 
 def results_of(folder: Path) -> Results:
@@ -108,6 +157,7 @@ def results_of(folder: Path) -> Results:
     scored: dict[ResultName, Record] = {}
     failed: dict[ResultName, str] = {}
     planned: set[tuple[str, str]] = set()
+    headers: dict[ResultName, RunHeader] = {}
     tables = tables_of(folder)
     for table in tables:
         here = {
@@ -122,22 +172,24 @@ def results_of(folder: Path) -> Results:
                 " folder of one"
             )
         scored |= here
+        headers |= dict.fromkeys(here, table.headers[-1])
         for row in table.rows:
             planned |= {(row.label, task.name) for task in table.tasks}
             for record in row.errors:
                 failed[ResultName(row.label, record.task, record.sample)] = record.error or ""
-    return Results(scored, failed, planned)
+    return Results(scored, failed, planned, headers)
 
 
-def comparison_sheet(found: Sequence[PairedTask], before: Path, after: Path) -> Sheet:
+def comparison_sheet(found: PairedRuns, before: Path, after: Path) -> Sheet:
     """Lay the cells out as a table."""
     names = ("variant", "task", "samples", "before", "after", "change", "95%", "p", "same text")
     return Sheet(
         title=f"{before} before, {after} after",
         headings=tuple(Heading(name) for name in names),
-        rows=tuple(SheetRow(cells(*_texts(cell))) for cell in found),
+        rows=tuple(SheetRow(cells(*_texts(cell))) for cell in found.cells),
         labels=2,
         notes=(
+            *(f"NOT ALIKE: the runs differ in {what}." for what in found.unlike),
             "Scores x100 of the samples that both runs scored; the interval is of the change;"
             " p by sign flips, corrected for all rows (Holm).",
         ),

@@ -3,13 +3,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from kvbench.cli.main import app
 from kvbench.report.table.runs import changed_samples, compare_runs
-from support.runs import header, records, write_shard
+from support.runs import PROTOCOL, header, records, write_shard
+
+MODEL, DATA = header(tasks=["qasper"])["model"], header(tasks=["qasper"])["data"]
 
 BEFORE = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.5, 0.0]}}
 AFTER = {"fullkv": {"qasper": [1.0, 0.5, 0.0, 1.0]}, "snapkv@0.2": {"qasper": [0.5, 0.0, 0.25]}}
@@ -34,7 +37,7 @@ def runs(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_samples_are_paired_by_variant_and_task(runs: tuple[Path, Path]) -> None:
-    full, snap = compare_runs(*runs)
+    full, snap = compare_runs(*runs).cells
     assert (full.variant, full.task, len(full.pairs)) == ("fullkv", "qasper", 4)
     assert full.difference.mean == 0 and full.corrected_p == 1
     assert all(pair.same_prediction for pair in full.pairs)
@@ -45,12 +48,35 @@ def test_samples_are_paired_by_variant_and_task(runs: tuple[Path, Path]) -> None
 def test_a_sample_that_one_run_lacks_is_left_out(tmp_path: Path) -> None:
     a = run_of(tmp_path / "a", BEFORE, "old")
     b = run_of(tmp_path / "b", {"fullkv": {"qasper": [1.0, 0.5]}}, "old")
-    (full,) = compare_runs(a, b)
+    (full,) = compare_runs(a, b).cells
     assert len(full.pairs) == 2
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"protocol": {**PROTOCOL, "name": "paper"}}, "protocol official and paper"),
+        ({"protocol": {**PROTOCOL, "query_aware": False}}, "protocol.query_aware True and False"),
+        ({"model": {**MODEL, "name": "n", "dtype": "float16"}}, "model m and n"),
+        ({"model": {**MODEL, "dtype": "float16"}}, "model.dtype float32 and float16"),
+        ({"data": {**DATA, "hashes": {"qasper": "x"}}}, "data /d/longbench and /d/longbench, of"),
+    ],
+)
+def test_runs_that_are_not_alike_are_compared_only_where_asked(
+    tmp_path: Path, changes: Mapping[str, Any], said: str
+) -> None:
+    scores = {"fullkv": {"qasper": [1.0, 0.5]}}
+    write_shard(tmp_path / "a", header(["fullkv"], ["qasper"]), records(scores))
+    write_shard(tmp_path / "b", header(["fullkv"], ["qasper"], **changes), records(scores))
+    refused = compared(tmp_path / "a", tmp_path / "b")
+    assert refused.exit_code == 2 and refused.stderr.count("\n") == 1
+    assert f"({said}" in refused.stderr and "--anyway" in refused.stderr
+    paired = compared(tmp_path / "a", tmp_path / "b", "--anyway")
+    assert paired.exit_code == 0 and f"NOT ALIKE: the runs differ in {said}" in paired.stdout
+
+
 def test_what_changed_most_is_shown_first_with_both_predictions(runs: tuple[Path, Path]) -> None:
-    text = changed_samples(compare_runs(*runs), 2)
+    text = changed_samples(compare_runs(*runs).cells, 2)
     assert text.startswith("3 of 7 predictions differ.\n")
     first, second = text.split("\n\n")[1:]
     assert first.startswith("snapkv@0.2, qasper, sample s1: -50.00")
