@@ -18,6 +18,8 @@ from support.cases import slow_unless
 from support.families import FAMILY_SETTINGS, TESTED_SLOWLY, random_network
 from support.models import shipped_spec
 
+os.environ["COLUMNS"] = "100"  # of a table, whichever terminal the tests run in
+
 MAY_SKIP = {
     "KVBENCH_DATA": "the real records are not in the repository, and CI may lack them",
     "this machine has a CUDA device": "what is said without one",

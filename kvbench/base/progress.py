@@ -10,12 +10,25 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
+    Task,
     TextColumn,
     TimeElapsedColumn,
 )
 from rich.progress import Progress as RichProgress
+from rich.table import Column
+from rich.text import Text
 
 _PLAIN_EVERY_S = 60.0
+
+
+class _Doing(TextColumn):
+    """What is running: the one column that gives way where the terminal is narrow."""
+
+    def render(self, task: Task) -> Text:
+        """Its text, cut to the column."""
+        text = super().render(task)
+        text.no_wrap, text.overflow = True, "ellipsis"
+        return text
 
 
 class Progress:
@@ -39,10 +52,10 @@ class Progress:
         if shown and self._console.is_terminal:
             self._bar = RichProgress(
                 TextColumn("[bold]{task.fields[model]}[/]"),
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
+                _Doing("{task.description}", table_column=Column(min_width=8)),
+                BarColumn(bar_width=None, table_column=Column(max_width=20, min_width=4)),
+                MofNCompleteColumn(table_column=Column(no_wrap=True)),
+                TimeElapsedColumn(table_column=Column(no_wrap=True)),
                 TextColumn("{task.fields[left]} left"),
                 TextColumn("[red]{task.fields[failed]}[/]"),
                 console=self._console,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kvbench.cli.app import app
+from kvbench.cli.completion import words_that_begin
 from kvbench.cli.output import say
 from kvbench.records.summary import Summary
 
@@ -15,34 +16,52 @@ if TYPE_CHECKING:
     from kvbench.config.sweeper import JobResult
 
 
-@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+@app.command(context_settings={"ignore_unknown_options": True})
 def run(
-    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(help="Overrides and Hydra's flags.", autocompletion=words_that_begin),
+    ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Compute again what failed before.")
     ] = False,
 ) -> None:
     """Evaluate methods on a model: words such as method=spindlekv budget=0.2,0.4 data=sample.
 
+    \b
+    model=NAME, model.path=PATH    what runs; kvbench list models
+    task=NAME, data=NAME|FOLDER    what it is asked; kvbench list tasks
+    method=NAME, method.FIELD=...  what compresses; kvbench list methods
+    budget=0.2 or budget=512       what is kept: a share of the bytes, or tokens
+    protocol=official|paper        how prompts, stops and scores are made
+    limit=N, out=FOLDER            first records of each task; where records go
+
+    \b
+    kvbench run method=spindlekv,snapkv budget=0.2,0.4 limit=1
+    kvbench run model=llama3-8b-instruct data=hub protocol=paper
+    kvbench run task=needle needle.lengths=[512,1024] method=snapkv
+
     Every word is a Hydra override of conf/config.yaml or of a config group (model, task, method,
     protocol, experiment); a comma sweeps. FullKV runs beside as the baseline (baseline=false
     leaves it out). A second run of the same words does only what is missing. An experiment is run
     as its paper did: by LongBench, lm-eval, a measurement of speed, ... Hydra's own flags
     pass through after the words: --cfg job prints the configuration, --config-dir DIR adds yours,
-    --hydra-help says more. `kvbench list` and `kvbench show method=NAME` say what there is.
-    """
+    --hydra-help says more. `kvbench show` prints every word, `kvbench show method=NAME` the fields
+    of a method.
+    """  # noqa: D301  (a backspace keeps the lines of a paragraph as they are)
     from kvbench.config.catalog import named_experiment
 
-    if "lm_eval" in named_experiment(ctx.args):
+    words = words or []
+    if "lm_eval" in named_experiment(words):
         from kvbench.lmeval.command import run_lm_eval
 
         # As in every run, unless a word says more.
-        named = any(word.startswith("data=") for word in ctx.args)
-        say(run_lm_eval([*["data=sample"] * (not named), *ctx.args]))
+        named = any(word.startswith("data=") for word in words)
+        say(run_lm_eval([*["data=sample"] * (not named), *words]))
         return
     from kvbench.api import run_words
 
-    say_what_was_done(run_words([*["retry_failed=true"] * retry_failed, *ctx.args]))
+    say_what_was_done(run_words([*["retry_failed=true"] * retry_failed, *words]))
 
 
 def say_what_was_done(results: Sequence[JobResult]) -> None:

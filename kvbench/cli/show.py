@@ -7,15 +7,20 @@ from typing import Annotated
 import typer
 
 from kvbench.cli.app import app
+from kvbench.cli.completion import words_that_begin
 
 
 @app.command()
 def show(
     words: Annotated[
-        list[str], typer.Argument(help="A choice, such as method=spindlekv, and overrides of it.")
-    ],
+        list[str] | None,
+        typer.Argument(
+            help="A choice, such as method=spindlekv, and overrides of it; or a part: needle.",
+            autocompletion=words_that_begin,
+        ),
+    ] = None,
 ) -> None:
-    """Show the resolved configuration of a choice, each field with where its default comes from."""
+    """Show every key of the configuration with its meaning; of a choice: its resolved fields."""
     from kvbench.config.show import shown
 
-    typer.echo(shown(words), nl=False)
+    typer.echo(shown(words or []), nl=False)

@@ -13,12 +13,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import resources, util
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from kvbench.base.errors import UserError
 from kvbench.base.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from importlib.resources.abc import Traversable
 
 
 @dataclass(frozen=True)
@@ -38,13 +41,31 @@ def choices(group: str) -> list[Choice]:
 
     Those of a folder inside are named with it: `kvcrush/table2`.
     """
-    folder = resources.files("kvbench.conf").joinpath(group)
+    return _choices(resources.files("kvbench.conf").joinpath(group))
+
+
+def choices_of_folder(folder: Path, group: str) -> list[Choice]:
+    """Return the files of a group in a folder of the user's own, as `choices` does.
+
+    Raises:
+        UserError: there is no such folder, or a file is not YAML.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--config-dir {folder} is not a folder: give one that holds {group}/")
+    try:
+        return _choices(folder / group)
+    except (OSError, ValueError, AttributeError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"--config-dir {folder} cannot be read: {reason}") from error
+
+
+def _choices(folder: Traversable) -> list[Choice]:
     if not folder.is_dir():
         return []
     found = []
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
         if file.is_dir():
-            inside = choices(f"{group}/{file.name}")
+            inside = _choices(file)
             found += [replace(c, name=f"{file.name}/{c.name}") for c in inside]
         elif file.name.endswith(".yaml"):
             text = file.read_text(encoding="utf-8")

@@ -31,7 +31,7 @@ from kvbench.plan.plan import Plan
 from kvbench.records.reader import done_keys
 from kvbench.records.summary import Summary
 from kvbench.records.writer import Writer
-from kvbench.report.forms.terminal import WIDTH
+from kvbench.report.forms.terminal import width
 
 
 @dataclass(frozen=True)
@@ -172,7 +172,7 @@ def _drawn(lines: Sequence[_Line]) -> str:
             cells = (f"  {line.variant}", _shown(line.value), _shown(line.error))
             table.add_row(*map(Text, cells), end_section=line is found[-1])
     out = StringIO()
-    Console(file=out, width=WIDTH, highlight=False).print(table)
+    Console(file=out, width=width(), highlight=False).print(table)
     return out.getvalue()
 
 

@@ -331,7 +331,7 @@ def _hub_config(path: str, revision: str | None) -> Path:
     from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HFValidationError
 
     try:
-        cached = not _answers(constants.ENDPOINT)
+        cached = constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT)
         return Path(
             hf_hub_download(path, "config.json", revision=revision, local_files_only=cached)
         )

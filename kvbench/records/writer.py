@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import json
 import os
 import secrets
@@ -55,6 +56,19 @@ class Writer:
         except OSError as error:
             raise _unwritable(self.out, error) from error
 
+    def others(self) -> list[int]:
+        """Return the processes of this machine that are writing to the folder now, ours left out.
+
+        Each holds a lock on its shard, which ends with the process however that ends.
+        """
+        mine = self.__dict__.get("_path")
+        found = set()
+        for path in self.out.glob("*.jsonl"):
+            process = path.stem.split("-")[2:3]
+            if path != mine and process and process[0].isdecimal() and _is_locked(path):
+                found.add(int(process[0]))
+        return sorted(found)
+
     def close(self) -> None:
         """Close the shard, if one was begun."""
         if "_shard" in self.__dict__:
@@ -76,14 +90,29 @@ class Writer:
         stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
         name = f"{stamp}-{os.getpid()}-{secrets.token_hex(3)}.jsonl"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND
-        shard = os.open(self.out / name, flags, 0o644)
+        self._path = self.out / name
+        shard = os.open(self._path, flags, 0o644)
         try:
+            with suppress(OSError):  # a file system without locks: nobody is told
+                fcntl.flock(shard, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _append_line(shard, self._header.line())
         except OSError:
             os.close(shard)
             (self.out / name).unlink()
             raise
         return shard
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether another process writes a shard."""
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _append_line(shard: int, value: Mapping[str, Any]) -> None:

@@ -13,6 +13,9 @@ RATIOS = (
 )
 """Ratios of a record; the first stands in every table."""
 
+COMPRESSING = "compress_s"
+"""What compressing costs: seconds a prompt."""
+
 
 @dataclass(frozen=True)
 class Look:

@@ -85,10 +85,23 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
         Writer(plan.out, header) as writer,
     ):
 
+        told: set[int] = set()
+
+        def tell_of_others() -> None:
+            """Say who else writes here, once each; the jobs of one sweep do so on purpose."""
+            new = set(writer.others()) - told if plan.shards == 1 else set()
+            told.update(new)
+            for process in sorted(new):
+                display.note(
+                    f"kvbench: process {process} is writing to {plan.out} too: what both are asked"
+                    " for is computed twice; stop one, and the same command goes on"
+                )
+
         def works() -> Iterator[_Work]:
             for sample, missing in todo:
                 if interruption.asked:
                     return
+                tell_of_others()
                 display.sample(f"{sample.task.name} {sample.id[:12]}")
                 yield _work(plan, model, sample, missing)
 

@@ -5,9 +5,11 @@ import os
 import subprocess
 import sys
 import time
+from importlib import resources
 from pathlib import Path
 
 import pytest
+import yaml
 
 import kvbench
 from kvbench.records.reader import read_shards
@@ -185,8 +187,76 @@ def test_a_config_folder_of_the_users_own_adds_choices(elsewhere: Path) -> None:
 def test_list_names_each_choice_with_a_line_about_it(kind: str, named: list[str]) -> None:
     text = done("list", kind)
     for name in named:
-        assert name in text
-    assert all(len(line.split()) > 1 for line in text.splitlines())
+        assert name in " ".join(text.split())
+    assert all(len(line.split()) > 1 for line in text.splitlines() if line[0] != " ")
+
+
+def test_list_sees_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / "method").mkdir()
+    text = "# Mine, of all the best\n_target_: mine.Mine\n"
+    (tmp_path / "method" / "zz_mine.yaml").write_text(text, encoding="utf-8")
+    listed = done("list", "methods", "--config-dir", str(tmp_path))
+    assert listed.startswith("adakv") and "\nzz_mine " in listed and "Mine, of all" in listed
+    assert cli("list", "methods", "--config-dir", str(tmp_path / "none")).exit_code == 2
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_list_wraps_to_the_terminal(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = done("list", "methods").splitlines()
+    assert columns - 20 < max(map(len, lines)) <= columns
+
+
+def test_show_alone_names_every_key_with_its_meaning() -> None:
+    shown = done("show")
+    config = yaml.safe_load(resources.files("kvbench.conf").joinpath("config.yaml").read_text())
+    for key, value in config.items():
+        if key in ("defaults", "hydra"):
+            continue
+        for name in [f"{key}.{inner}" for inner in value] if isinstance(value, dict) else [key]:
+            assert f"\n  {name}: " in shown, name
+    assert "# seconds" not in shown and "first N records of each task" in shown
+    assert "  method=spindlekv\n" in shown and "  protocol.query_aware: true " in shown
+    part = done("show", "needle")
+    assert part in shown and "needle.lengths: [512, 1024, 2048]" in part
+    assert "limit" not in part
+    refused = cli("show", "nedle")
+    assert refused.exit_code == 2 and "needle" in refused.stderr
+
+
+def test_help_of_run_names_the_common_words_and_three_examples() -> None:
+    said = done("run", "--help")
+    for word in ("model=", "task=", "method=", "budget=", "protocol=", "limit=", "out="):
+        assert f"\n  {word}" in said or f", {word}" in said
+    assert said.count("\n  kvbench run ") == 3
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("li", {"list"}),
+        ("run met", {"method="}),
+        ("run method = snap", {"snapkv", "snapkv_kvf", "snapkv_kvpress"}),
+        ("run budget = 0.2 model = tiny", {"tiny-random"}),
+        ("run experiment = windowkv/table1_", {"windowkv/table1_qwen2.5"}),
+        ("list ta", {"tasks"}),
+        ("show task = qas", {"qasper"}),
+    ],
+)
+def test_bash_completes_commands_and_words(typed: str, offered: set[str]) -> None:
+    asked = {"_KVBENCH_COMPLETE": "complete_bash", "COMP_WORDS": f"kvbench {typed}"}
+    asked["COMP_CWORD"] = str(len(typed.split()))
+    command = [sys.executable, "-m", "kvbench"]
+    said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert set(said.stdout.split()) == offered, said.stderr
+
+
+def test_zsh_completes_the_last_of_several_choices() -> None:
+    asked = {"_KVBENCH_COMPLETE": "complete_zsh"}
+    asked["_TYPER_COMPLETE_ARGS"] = "kvbench run method=h2o,ad"
+    command = [sys.executable, "-m", "kvbench"]
+    said = subprocess.run(command, env={**os.environ, **asked}, capture_output=True, text=True)
+    assert '"method=h2o,adakv"' in said.stdout
 
 
 def test_show_gives_each_field_its_value_default_and_source() -> None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -16,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from kvbench.base.errors import UserError
+from kvbench.model.spec import ModelSpec, model_identity
 from support.cases import slow
 from support.families import random_network, saved, saved_wrapper
 from support.tokenizers import THINKING, byte_bpe
@@ -149,6 +152,16 @@ def test_a_model_the_hub_does_not_have_is_one_clear_line(
     error = ask_the_hub(hub[0], tmp_path / "home", path)["error"]
     assert path.partition("@")[0] in error and path.partition("@")[2] in error
     assert "check the name" in error and "\n" not in error
+
+
+def test_a_hub_out_of_reach_is_one_line_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # nobody listens there
+    began = time.monotonic()
+    with pytest.raises(UserError, match="check the name and the network"):
+        model_identity(ModelSpec(name="absent", path="owner/never-fetched"))
+    assert time.monotonic() - began < 10, "the client tried again and again"
 
 
 @pytest.mark.slow

@@ -202,15 +202,15 @@ def test_a_failing_method_costs_its_own_results_only(data, tmp_path, monkeypatch
 def test_a_fault_in_a_method_of_the_users_own_has_its_file_and_line(data, tmp_path, monkeypatch):
     code = (
         "from dataclasses import dataclass\n"
-        "from kvbench.methods.fullkv import FullKV\n"
+        "from kvbench.methods.snapkv import SnapKV\n"
         "@dataclass(frozen=True)\n"
-        "class Broken(FullKV):\n"
+        "class Broken(SnapKV):\n"
         "    def compress(self, prefill, budget):\n"
         "        return prefill.layers[0].k @ prefill.nothing\n"
     )
     (tmp_path / "my_broken.py").write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    words = ["method=fullkv", "method._target_=my_broken.Broken", "allow_targets=true"]
+    words = ["method=snapkv", "method._target_=my_broken.Broken", "allow_targets=true"]
     _run(data, tmp_path / "run", "task=qasper", "limit=1", "baseline=false", *words)
     (failed,) = _records(tmp_path / "run")
     assert failed.error.endswith(f"({tmp_path / 'my_broken.py'}:6)")

@@ -24,11 +24,13 @@ from kvbench.base.progress import Progress
 from kvbench.cli.main import app
 from kvbench.config.sweeper import dealt
 from kvbench.records.reader import distinct, read_shards
+from kvbench.records.writer import Writer
 from kvbench.run.loop import interleaved
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample, Task
 from support.cases import slow
 from support.data import write_data
+from support.runs import A_RECORD, typed_header
 from support.slurm import PROGRAMS, program, running_slurm
 
 pytestmark = pytest.mark.timeout(1200)  # other processes, which start slowly on busy cores
@@ -72,6 +74,33 @@ def test_the_time_left_settles_within_the_first_tenth():
     for done in range(len(costs) // 10, len(costs)):
         gone = sum(costs[:done])
         assert abs(gone / done * len(costs) - total) < 0.15 * total
+
+
+def test_a_run_says_who_else_writes_to_its_folder(tmp_path):
+    out = tmp_path / "run"
+    words = [*WORDS, f"out={out}", "limit=2", "protocol.max_new_tokens=2"]
+    first = Writer(out, typed_header())
+    first.append(A_RECORD)
+    command = [sys.executable, "-m", "kvbench", "run", *words]
+    said = subprocess.run(command, capture_output=True, text=True, check=True).stderr
+    assert said.count(f"process {os.getpid()} is writing to {out} too") == 1
+    assert first.others() == [], "who has ended writes no longer"
+    first.close()
+    assert Writer(out, typed_header()).others() == []
+
+
+@pytest.mark.parametrize("columns", [80, 120])
+def test_the_display_cuts_what_runs_and_never_the_clock(columns):
+    out = io.StringIO()
+    console = Console(file=out, width=columns, force_terminal=True, legacy_windows=False)
+    with Progress("smollm2-135m", 4000, console) as progress:
+        progress.sample("passage_retrieval_en 0123456789ab")
+        progress.advance(10, 1)
+        progress.phase("compress spindlekv@0.2[theta_key=0.95,theta_value=0.9]")
+    shown = re.sub(r"\x1b\[[\d;?]*[a-zA-Z]", "", out.getvalue())
+    lines = [line for line in re.split(r"[\r\n]+", shown) if "10/4000" in line]
+    assert lines and all(re.search(r" 0:00:0\d .* left 1 failed", line) for line in lines)
+    assert all(len(line.rstrip()) <= columns and "passage" in line for line in lines)
 
 
 def test_the_plain_line_is_one_line_and_says_what_runs(monkeypatch):
@@ -268,7 +297,7 @@ def test_prefills_kept_on_disk_serve_tomorrows_method(tmp_path, monkeypatch):
     run_words([*words, kept, "method=streamingllm", f"out={tmp_path / 'run'}"])
     run_words([*words, kept, "method=snapkv", f"out={tmp_path / 'run'}"])
     assert len(counted) == 1
-    again = ["run", *words, kept, "method=h2o", f"out={tmp_path / 'run'}"]
+    again = ["run", *words, kept, "method=snapkv", f"out={tmp_path / 'again'}"]
     said = CliRunner().invoke(app, again).stdout
     assert "\nprefill_cache: 1 prefills read from it, 0 computed\n" in said
 

@@ -6,7 +6,7 @@ import csv
 import io
 from collections.abc import Sequence
 
-from kvbench.report.look import RATIOS, Look
+from kvbench.report.look import COMPRESSING, RATIOS, Look
 from kvbench.report.sheet import Sheet
 from kvbench.report.sheets.card import summary_of_missing
 from kvbench.report.table.columns import columns_of
@@ -53,7 +53,7 @@ def _lines(table: Table, look: Look) -> list[dict[str, str]]:
             "method": row.method,
             "budget": str(row.budget),
         }
-        for name in RATIOS:
+        for name in (*RATIOS, COMPRESSING):
             ratio = row.ratio(name)
             line[name] = "" if ratio is None else f"{ratio:.4f}"
         for column in columns:

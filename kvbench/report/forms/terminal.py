@@ -1,8 +1,9 @@
-"""A sheet as a terminal shows it: at most 100 columns wide, further columns below."""
+"""A sheet as a terminal shows it: as wide as that is, further columns below."""
 
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Sequence
 
 from rich import box
@@ -12,14 +13,20 @@ from rich.text import Text
 
 from kvbench.report.sheet import MARKS, Cell, Heading, Sheet
 
-WIDTH = 100
 _NARROWEST_LABEL = 12
+_NARROWEST, _WIDEST = 40, 160
+
+
+def width() -> int:
+    """Columns of the terminal or of the variable COLUMNS; 100 where there is neither."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    return min(_WIDEST, max(_NARROWEST, columns))
 
 
 def terminal(sheets: Sequence[Sheet], colored: bool = False) -> str:
     """Draw sheets one below the other, then the protocol of the last that states one."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, force_terminal=colored, highlight=False)
+    console = Console(file=out, width=width(), force_terminal=colored, highlight=False)
     for number, sheet in enumerate(sheets):
         if number:
             console.print()
@@ -45,7 +52,7 @@ def _parts(sheet: Sheet) -> list[list[int]]:
     """
     labels = list(range(sheet.labels))
     widths = [_width(sheet, column) for column in range(len(sheet.headings))]
-    room = WIDTH - sum(widths[: sheet.labels])
+    room = width() - sum(widths[: sheet.labels])
     fewest = len(_filled(widths, sheet.labels, room))
     narrowest = next(r for r in range(room + 1) if len(_filled(widths, sheet.labels, r)) == fewest)
     return [labels + part for part in _filled(widths, sheet.labels, narrowest)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvbench.plan.names import LM_EVAL
-from kvbench.report.look import RATIOS, Look
+from kvbench.report.look import COMPRESSING, RATIOS, Look
 from kvbench.report.sheet import Cell, Heading, Sheet, SheetRow, cells
 from kvbench.report.sheets.card import notes, protocol_card
 from kvbench.report.table.columns import best_rows, columns_of
@@ -108,18 +108,27 @@ def _mark_notes(columns: Sequence[Column], best: Sequence[dict[int, bool]]) -> l
 
 def _ratio_sheet(table: Table) -> Sheet:
     rows = [
-        SheetRow(cells(row.label, str(row.budget), *(_ratio(row, name) for name in RATIOS)))
+        SheetRow(
+            cells(
+                row.label,
+                str(row.budget),
+                *(_ratio(row, name) for name in RATIOS),
+                _ratio(row, COMPRESSING),
+            )
+        )
         for row in table.rows
     ]
-    headings = (Heading("method"), Heading("budget"), *map(_ratio_heading, RATIOS))
+    cost = Heading(COMPRESSING, "compress_s")
+    headings = (Heading("method"), Heading("budget"), *map(_ratio_heading, RATIOS), cost)
     notes = (
         "ratio_bytes: bytes held / bytes of the native cache. ratio_decoding: bytes held while"
         " decoding, at most, with the tokens fed and generated / the same. kept_ratio: tokens kept"
         " / tokens.",
         "ratio_formula15: SpindleKV's Formula 15 with native denominators and r3 added; printed:"
         " exactly as typeset.",
+        "compress_s: seconds that compressing one prompt took, the prefill left out.",
     )
-    return Sheet("What is kept", headings, tuple(rows), notes=notes)
+    return Sheet("What is kept, and what compressing costs", headings, tuple(rows), notes=notes)
 
 
 def _ratio_heading(name: str) -> Heading:

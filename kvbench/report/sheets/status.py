@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from kvbench.records.summary import commonest, reason_of
-from kvbench.report.forms.terminal import WIDTH
+from kvbench.report.forms.terminal import width
 from kvbench.report.sheets.analysis import analysis_lines
 from kvbench.report.table.table import Row, Table, TaskColumn, holds_records, tables_of
 
@@ -25,7 +25,7 @@ def status_text(folder: Path) -> str:
     if (measured := analysis_lines(folder)) and not holds_records(folder):
         return "".join(f"{line}\n" for line in measured)
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, highlight=False)
+    console = Console(file=out, width=width(), highlight=False)
     for table in tables_of(folder):
         console.print(_cells(table))
         done, missing, failed = (sum(counts) for counts in zip(*_counts(table), strict=True))

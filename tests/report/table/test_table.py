@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvbench.cli.main import app
-from kvbench.report.run import newest_run
+from kvbench.report.run import load_run, newest_run
 from kvbench.report.sheets.card import notes
 from kvbench.report.table.columns import best_rows, columns_of
 from kvbench.report.table.comparison import score_interval
@@ -44,6 +44,28 @@ def refused(*words: str) -> Result:
     assert done.exit_code == 2
     assert done.stderr.startswith("kvbench: ") and done.stderr.count("\n") == 1
     return done
+
+
+@pytest.mark.parametrize("columns", [80, 120, 160])
+def test_a_report_is_as_wide_as_the_terminal(
+    tmp_path: Path, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    scores = {label: {task: [1.0] for task in LONGBENCH_16} for label in ("fullkv", "snapkv@0.2")}
+    write_shard(tmp_path / "run", header(), records(scores))
+    text = load_run(tmp_path / "run").table(per_task=True)
+    assert columns - 20 < max(map(len, text.splitlines())) <= columns
+    assert text.count("method  ") == {80: 3, 120: 2, 160: 2}[columns], "tables"
+    assert max(map(len, load_run(tmp_path / "run").status().splitlines())) <= columns
+
+
+@pytest.mark.parametrize("form", ["csv", "markdown", "terminal"])
+def test_what_compressing_costs_has_a_column(tmp_path: Path, form: str) -> None:
+    scores = {"fullkv": {"qasper": [1.0, 0.5]}, "snapkv@0.2": {"qasper": [1.0, 0.5]}}
+    lines = [replace(r, compress_s=0.1 + 0.2 * (r.sample == "s1")) for r in records(scores)]
+    write_shard(tmp_path / "run", header(tasks=["qasper"]), lines)
+    text = load_run(tmp_path / "run").table(form, ratios=True)
+    assert "compress_s" in text and "0.200" in text
 
 
 def test_avg_is_the_plain_mean_of_the_sixteen_tasks(tmp_path: Path) -> None:
