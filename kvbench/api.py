@@ -47,6 +47,7 @@ from kvbench.prefill.state import Prefill
 from kvbench.records.summary import Summary
 from kvbench.report.run import Run
 from kvbench.run.caches import fitted_cache, schedule_of
+from kvbench.run.forecast import Forecast, forecast
 from kvbench.run.loop import execute
 from kvbench.tasks.prompt import around_in_chat
 
@@ -410,6 +411,25 @@ def run_job(config: DictConfig) -> Summary | list[Path]:
         What was computed; of an analysis, the files written.
     """
     return perform(plan_of_job(config))
+
+
+def forecast_words(words: Sequence[str]) -> list[JobResult]:
+    """Say of each job that words ask for what it would do and take; nothing is recorded.
+
+    Returns:
+        Of each job its plan and a `Forecast`.
+
+    Raises:
+        UserError: anything wrong with the words, or data, model or folder cannot be used.
+    """
+    return sweeper.run_words(words, _forecast_job)
+
+
+def _forecast_job(config: DictConfig) -> Forecast:
+    plan = plan_of_job(config)
+    if plan.analysis is not None:
+        raise UserError(f"analysis={plan.analysis} has no --dry-run: leave it out")
+    return forecast(plan)
 
 
 def perform(plan: Plan, progress: bool = True) -> Summary | list[Path]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvbench.base.errors import UserError
 from kvbench.cli.app import app
 from kvbench.cli.completion import words_that_begin
 from kvbench.cli.output import say
@@ -24,6 +25,9 @@ def run(
     ] = None,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Compute again what failed before.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would run, and about how long it takes.")
     ] = False,
 ) -> None:
     """Evaluate methods on a model: words such as method=spindlekv budget=0.2,0.4 data=sample.
@@ -53,11 +57,19 @@ def run(
 
     words = words or []
     if "lm_eval" in named_experiment(words):
+        if dry_run:
+            raise UserError("an experiment of lm-eval has no --dry-run: leave it out")
         from kvbench.lmeval.command import run_lm_eval
 
         # As in every run, unless a word says more.
         named = any(word.startswith("data=") for word in words)
         say(run_lm_eval([*["data=sample"] * (not named), *words]))
+        return
+    if dry_run:
+        from kvbench.api import forecast_words
+
+        for result in forecast_words(words):
+            say(result.value.text(result.plan.out))
         return
     from kvbench.api import run_words
 

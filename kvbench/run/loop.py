@@ -7,7 +7,7 @@ failure costs one sample, or one variant of it. Knows nothing of Hydra, tables o
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from kvbench.base.progress import Progress
@@ -56,13 +56,10 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
         revision=source.revision,
         hashes={task.name: source.content_hash([task.name]) for task in samples},
     )
-    mine = interleaved(list(samples.values()))[plan.shard :: plan.shards]
-    failures = frozenset() if plan.retry_failed else failed_keys(plan.out)
-    todo, failed_before = missing_results(plan, mine, done_keys(plan.out), failures)
-    total = sum(len(missing) for _, missing in todo)
-    known = len(mine) * len(plan.variants) - total
+    pending = pending_results(plan, samples)
+    todo, total, known = pending.todo, pending.count, pending.known
     if not todo:
-        return Summary(0, 0, known, failed_before)
+        return Summary(0, 0, known, pending.failed)
 
     model = load(plan.model)
     for sample, _ in todo:
@@ -72,12 +69,7 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
     expected = {task.name: len(found) for task, found in samples.items()}
     header = run_header(plan, expected, data, model.devices)
     kept = None if plan.prefill_cache is None else PrefillCache(plan.prefill_cache)
-    limits = Limits(
-        width=plan.decode.width or min(MOST_ROWS, len(mine) * len(plan.variants)),
-        room=bytes_to_take(model, plan.memory_bytes),
-        as_stored=plan.decode.cache == "stored",
-        graph=plan.decode.graph,
-    )
+    limits = limits_of(plan, model, pending.samples)
     reasons: Counter[str] = Counter()
     with (
         Progress(plan.model.name, total, shown=progress) as display,
@@ -103,7 +95,7 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
                     return
                 tell_of_others()
                 display.sample(f"{sample.task.name} {sample.id[:12]}")
-                yield _work(plan, model, sample, missing)
+                yield work_of(plan, model, sample, missing)
 
         take = capture if kept is None else kept.capture
         for work, outcome in evaluate(model, works(), limits, display, take):
@@ -113,7 +105,45 @@ def execute(plan: Plan, progress: bool = True) -> Summary:
             display.advance(1, int(record.error is not None))
         interruption.stop_if_asked()
     prefills = None if kept is None else (kept.found, kept.made)
-    return Summary(total, reasons.total(), known, failed_before, dict(reasons), prefills)
+    return Summary(total, reasons.total(), known, pending.failed, dict(reasons), prefills)
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a run folder lacks of a plan."""
+
+    samples: int
+    """Of this job, whatever is known of them."""
+    todo: list[tuple[Sample, list[Variant]]]
+    """Each sample that lacks something, with the variants it lacks."""
+    known: int
+    """Results that are there, failures included."""
+    failed: int
+    """Of these, the failures that are not tried again."""
+
+    @property
+    def count(self) -> int:
+        """Results to be computed."""
+        return sum(len(missing) for _, missing in self.todo)
+
+
+def pending_results(plan: Plan, samples: Mapping[Task, Sequence[Sample]]) -> Pending:
+    """What the plan's folder lacks, in the order in which it is computed."""
+    mine = interleaved(list(samples.values()))[plan.shard :: plan.shards]
+    failures = frozenset() if plan.retry_failed else failed_keys(plan.out)
+    todo, failed = missing_results(plan, mine, done_keys(plan.out), failures)
+    total = sum(len(missing) for _, missing in todo)
+    return Pending(len(mine), todo, len(mine) * len(plan.variants) - total, failed)
+
+
+def limits_of(plan: Plan, model: LoadedModel, samples: int) -> Limits:
+    """How much a plan computes at once."""
+    return Limits(
+        width=plan.decode.width or min(MOST_ROWS, samples * len(plan.variants)),
+        room=bytes_to_take(model, plan.memory_bytes),
+        as_stored=plan.decode.cache == "stored",
+        graph=plan.decode.graph,
+    )
 
 
 def missing_results(
@@ -166,7 +196,7 @@ class _Work(Work):
     prompt: Prompt
 
 
-def _work(plan: Plan, model: LoadedModel, sample: Sample, variants: Sequence[Variant]) -> _Work:
+def work_of(plan: Plan, model: LoadedModel, sample: Sample, variants: Sequence[Variant]) -> _Work:
     """What is to be computed of one sample."""
     prompt = prompt_of(plan, model, sample)
     head, feed = split_prompt(prompt, plan.protocol)

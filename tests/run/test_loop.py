@@ -216,6 +216,23 @@ def test_a_fault_in_a_method_of_the_users_own_has_its_file_and_line(data, tmp_pa
     assert failed.error.endswith(f"({tmp_path / 'my_broken.py'}:6)")
 
 
+def test_a_dry_run_counts_and_records_nothing(data, tmp_path):
+    out = tmp_path / "run"
+    words = [*TINY, SHORT, f"data={data}", f"out={out}", "method=snapkv", "budget=0.3"]
+    said = done("run", "--dry-run", *words, "task=qasper,trec")
+    assert not out.exists()
+    assert f"{out}: 4 results to compute, 0 known already\nvariants: fullkv, snapkv@0.3\n" in said
+    assert f"{out}: 6 results to compute, 0 known already\n" in said
+    assert "\ntime: about " in said and said.count("\nnothing was recorded\n") == 2
+    _run(data, out, "task=qasper", "method=snapkv", "budget=0.3")
+    written = _records(out)
+    total = sum({r.sample: r.prompt_tokens for r in written}.values())
+    assert f"2 prompts of {total} tokens together" in said
+    again = done("run", "--dry-run", *words, "task=qasper")
+    assert again == f"{out}: 0 results to compute, 4 known already\nnothing was recorded\n"
+    assert _records(out) == written
+
+
 def test_the_header_says_what_made_the_records(whole):
     # Two jobs wrote a shard each within a second, in either order.
     (header,) = (s.header for s in read_shards(whole) if "qasper" in s.header.data.hashes)
