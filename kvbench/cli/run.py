@@ -69,7 +69,8 @@ def run(
         from kvbench.api import forecast_words
 
         for result in forecast_words(words):
-            say(result.value.text(result.plan.out))
+            plan = result.plan
+            say(f"{plan.model.name} on {plan.suite_choice}, {result.value.text(plan.out)}")
         return
     from kvbench.api import run_words
 

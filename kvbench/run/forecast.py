@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from kvbench.run.caches import needs_of
 from kvbench.run.loop import limits_of, pending_results, work_of
 from kvbench.run.memory import prefill_bytes
 from kvbench.run.prepare import prompt_of, read_samples
-from kvbench.run.sample import Work, evaluate
+from kvbench.run.sample import evaluate
 
 TRIED = 2
 """Prompts that are computed to tell the time by."""
@@ -100,7 +99,7 @@ def forecast(plan: Plan) -> Forecast:
     return Forecast(
         results=pending.count,
         known=pending.known,
-        variants=_labels(first),
+        variants=tuple(dict.fromkeys(v.label for _, missing in pending.todo for v in missing)),
         prompts=len(lengths),
         prompt_tokens=sum(lengths),
         longest=max(lengths),
@@ -109,10 +108,6 @@ def forecast(plan: Plan) -> Forecast:
         seconds=seconds,
         tried=len(first),
     )
-
-
-def _labels(works: Sequence[Work]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(v.label for work in works for v in work.variants))
 
 
 def _duration(seconds: float) -> str:
