@@ -307,6 +307,7 @@ class Decoder:
                 ]
                 where = torch.tensor(pairs, dtype=torch.long).view(-1, 2).T.contiguous()
                 self._forbidden = key, *sent(where, logits.device)
+            logits = logits.clone()  # others may hold them, such as a prefill its last ones
             logits[self._forbidden[1], self._forbidden[2]] = -torch.inf
         return logits.argmax(-1)
 
