@@ -327,8 +327,8 @@ TESTED_FAULTS = (
     Fault(
         "bytes of codes rounded down",
         "kvbench/cache/quantized.py",
-        "return 2 * -(-numbers * bits // 8)",
-        "return 2 * (numbers * bits // 8)",
+        "total += -(-part * bits // 8)",
+        "total += part * bits // 8",
         "cache/test_quantized.py",
     ),
     Fault(
