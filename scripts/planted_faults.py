@@ -327,8 +327,8 @@ TESTED_FAULTS = (
     Fault(
         "bytes of codes rounded down",
         "kvbench/cache/quantized.py",
-        "return 2 * -(-numbers * bits // 8)",
-        "return 2 * (numbers * bits // 8)",
+        "total += -(-part * bits // 8)",
+        "total += part * bits // 8",
         "cache/test_quantized.py",
     ),
     Fault(
@@ -644,7 +644,7 @@ def caught_by(fault: Fault, whole: bool) -> str | None:
             child.start()
             child.join()
             text = said.read_text(encoding="utf-8")
-            found = re.search(r"^(?:FAILED|ERROR) (tests/\S+)", text, re.M)
+            found = re.search(r"^(?:FAILED|ERROR) (tests/.+?)(?: - .*)?$", text, re.M)
             if found is not None:
                 return found[1].removeprefix("tests/")
             if child.exitcode != 0:

@@ -334,3 +334,13 @@ def test_leading_stop_tokens_go_on_until_something_else_is_written():
     assert not stop.stops_at(1, []) and not stop.stops_at(1, [2]) and not stop.stops_at(2, [1, 1])
     assert stop.stops_at(3, []) and stop.stops_at(3, [1]) and stop.stops_at(1, [7])
     assert not stop.stops_at(7, [1])
+
+
+def test_bytes_held_while_decoding_are_the_cache_and_every_token_since(tiny, prefill):
+    cache = fit_budget(SnapKV(window=8), prefill, Budget(fraction=0.3))
+    held = cache.nbytes
+    (ended,) = decode(tiny, [cache], 130, Stop(NEVER, 60), first_logits=prefill.last_logits)
+    token = sum(2 * layer.k[:, 0].nbytes for layer in prefill.layers)
+    # The last token generated is not fed; head-room is a quarter or sixteen tokens.
+    assert ended.tail_bytes == 59 * token
+    assert held + ended.tail_bytes <= ended.decode_bytes <= held + (60 * 5 // 4 + 16) * token

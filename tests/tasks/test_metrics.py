@@ -346,3 +346,11 @@ def test_scoring_imports_no_torch() -> None:
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+@pytest.mark.parametrize("task", ["trec", "triviaqa", "samsum", "lsht"])
+def test_only_the_first_line_of_these_tasks_counts(task: str) -> None:
+    found = score.score(task, "\n\nwrong\nright", ["right"], ["right", "other"])
+    assert next(iter(found.values())) == 0.0
+    found = score.score(task, "\n\nright\nother", ["right"], ["right", "other"])
+    assert next(iter(found.values())) == pytest.approx(1.0, abs=1e-6)
