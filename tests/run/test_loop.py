@@ -31,7 +31,9 @@ def data(tmp_path: Path) -> Path:
 
 
 def _run(data: Path, out: Path, *words: str) -> list[JobResult]:
-    return run_words([*TINY, SHORT, f"data={data}", f"out={out}", *words])
+    named = {word.partition("=")[0] for word in words}
+    base = [word for word in [*TINY, SHORT] if word.partition("=")[0] not in named]
+    return run_words([*base, f"data={data}", f"out={out}", *words])
 
 
 def _records(out: Path) -> list[Record]:
