@@ -33,7 +33,7 @@ from kvbench.config.planning import variant_of_method, word_of, words_of_method
 from kvbench.config.sweeper import JobResult, plan_of_job, plans_of_words, quoted_list
 from kvbench.config.words import quoted
 from kvbench.decode.greedy import Stop, decode
-from kvbench.model.chat import encoded_ids
+from kvbench.model.chat import chat_around, encoded_ids
 from kvbench.model.loading import LoadedModel, load
 from kvbench.model.loading import wrap as wrap_network
 from kvbench.model.spec import ModelSpec
@@ -49,7 +49,6 @@ from kvbench.report.run import Run
 from kvbench.run.caches import fitted_cache, schedule_of
 from kvbench.run.forecast import Forecast, forecast
 from kvbench.run.loop import execute
-from kvbench.tasks.prompt import around_in_chat
 
 
 def evaluate(
@@ -209,7 +208,7 @@ class Model:
         """
         before, after = "", ""
         if chat and self.tokenizer.chat_template:
-            before, after = around_in_chat(self.tokenizer)
+            before, after = chat_around(self.tokenizer)
         ids = encoded_ids(self.tokenizer, before + context, special_tokens=True)
         if not ids:
             raise UserError("context='' has no tokens: give some text")

@@ -8,10 +8,14 @@ from collections.abc import Mapping
 from textwrap import shorten
 from typing import Any
 
+from kvbench.base.bounded import bounded
 from kvbench.base.errors import UserError
 
 MARK = "kvbench-user-text"
 """Stands for the user's text when a chat template is measured."""
+
+TEMPLATE_SECONDS = 10.0
+"""A chat template that takes longer loops: the largest take milliseconds."""
 
 
 _FIXED_DATE = (
@@ -58,11 +62,19 @@ def in_chat(text: str, tokenizer: Any) -> str:
     """Return a text as one user turn of the tokenizer's chat template, with the answer's cue.
 
     Raises:
-        UserError: the template fails.
+        UserError: the template fails, or does not end.
     """
     turn = [{"role": "user", "content": text}]
-    try:
+
+    def applied() -> str:
         return str(tokenizer.apply_chat_template(turn, tokenize=False, add_generation_prompt=True))
+
+    try:
+        return bounded(applied, TEMPLATE_SECONDS)
+    except TimeoutError as error:
+        raise UserError(
+            f"the model's chat template is {error}: set protocol.chat_template=none"
+        ) from error
     except Exception as error:  # the template is a program of the model's author, in a sandbox
         reason = shorten(f"{type(error).__name__}: {error}", 200)
         raise UserError(

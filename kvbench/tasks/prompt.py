@@ -7,22 +7,16 @@ Follows THUDM/LongBench `LongBench/pred.py` (chat_template `official`) and KVCac
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
-from kvbench.base.bounded import bounded
 from kvbench.base.errors import UserError
 from kvbench.model.chat import MARK, chat_around, in_chat
 from kvbench.tasks.task import Sample, Task
 
 TRUNCATIONS = ("middle", "none")
 CHAT_TEMPLATES = ("official", "none", "llama2")
-
-TEMPLATE_SECONDS = 10.0
-"""How long a chat template may take for one prompt."""
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True)
@@ -242,30 +236,10 @@ def _without_middle(prompt: _Text, tokens: _Tokens, max_input_tokens: int, token
     return _Text(start + text_of(last), border)
 
 
-def around_in_chat(tokenizer: Any) -> tuple[str, str]:
-    """What the tokenizer's chat template puts before and after one user turn, the cue included.
-
-    Raises:
-        UserError: the template fails, or does not end.
-    """
-    return _ended(lambda: chat_around(tokenizer))
-
-
-def _ended(applied: Callable[[], _T]) -> _T:
-    """What a chat template makes: it is a program of the model's author, and may loop for ever."""
-    try:
-        return bounded(applied, TEMPLATE_SECONDS)
-    except TimeoutError as error:
-        raise UserError(
-            f"the model's chat template is {error}: set protocol.chat_template=none"
-        ) from error
-
-
 def _in_chat(prompt: _Text, tokenizer: Any) -> _Text:
     """Put the tokenizer's chat template around a prompt, as one user turn with the answer's cue."""
-    (before, after), text = _ended(
-        lambda: (chat_around(tokenizer), in_chat(prompt.text, tokenizer))
-    )
+    before, after = chat_around(tokenizer)
+    text = in_chat(prompt.text, tokenizer)
     user_text = text[len(before) : len(text) - len(after)]
     # Some templates strip the user's text at both ends.
     stripped = max(0, prompt.text.find(user_text))

@@ -19,9 +19,11 @@ from kvbench.api import Model
 from kvbench.base.bounded import bounded
 from kvbench.base.errors import UserError
 from kvbench.classifier import trained as classifier
+from kvbench.model import chat
 from kvbench.model.chat import chat_around
 from kvbench.model.loading import ModelSpec, load
 from kvbench.model.random import RandomShape, byte_tokenizer, random_llama
+from kvbench.prefill.reconstruction import template_around
 from kvbench.tasks import prompt
 from kvbench.tasks.longbench import LongBench
 from kvbench.tasks.task import Sample
@@ -162,13 +164,14 @@ def test_a_chat_template_that_never_ends_is_stopped(
 ) -> None:
     inner = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
     (folder / "chat_template.jinja").write_text(inner, encoding="utf-8")
-    monkeypatch.setattr(prompt, "TEMPLATE_SECONDS", 0.2)
+    monkeypatch.setattr(chat, "TEMPLATE_SECONDS", 0.2)
     model = loaded(folder)
     (task,) = LongBench(["qasper"]).tasks()
     asked = Sample(id="0", task=task, context="A lamp.", input="What?", answers=["A lamp"])
     for apply in (
         lambda: prompt.render(asked, model.tokenizer, prompt.PromptRules()),
         lambda: Model(model).prefill("A lamp."),
+        lambda: template_around(model.tokenizer, [5, 6, 7]),
     ):
         with pytest.raises(UserError) as error:
             apply()
