@@ -83,7 +83,7 @@ def say_what_was_done(results: Sequence[JobResult]) -> None:
         here = [result for result in results if result.plan.out == folder]
         for result in here:
             if isinstance(result.value, list):
-                names = [path.name for path in result.value if path != folder]
+                names = [str(path.relative_to(folder)) for path in result.value if path != folder]
                 made = ", ".join(names) or result.plan.analysis
                 typer.echo(f"{folder}: {made}; kvbench report {folder}")
         counted = [result.value for result in here if isinstance(result.value, Summary)]
