@@ -30,9 +30,12 @@ NEEDS = {
     "window of 32": Needs(window=32),
     "keys before RoPE": Needs(window=32, pre_rope_keys=True),
     "column sums": Needs(column_sums=True),
+    "last block's sums": Needs(last_block_sums=frozenset({8})),
     "query statistics": Needs(query_statistics=frozenset({4})),
     "reconstruction": KVzip().needs,
-    "all but reconstruction": Needs(32, True, True, frozenset({4})),
+    "all but reconstruction": Needs(
+        32, pre_rope_keys=True, column_sums=True, query_statistics=frozenset({4})
+    ),
 }
 
 

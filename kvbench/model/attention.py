@@ -247,14 +247,20 @@ def column_sums_last_block(q: Tensor, k: Tensor, rule: AttentionRule, block: int
     """
     heads, tokens, _ = q.shape
     sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
-    keys = k.float().unsqueeze(0)
+    group = heads // k.shape[0]
     at = torch.arange(tokens, device=q.device)
-    for start in range(0, tokens, _QUERY_BLOCK):
-        end = min(start + _QUERY_BLOCK, tokens)
-        hidden = hidden_at(at[start:end], at, None)
-        hidden[: max(0, tokens - block - start)] = False
-        weights = attention_weights(q[:, start:end].unsqueeze(0), keys, rule, hidden)
-        sums += weights.sum(dim=-2).view(heads, tokens)
+    for head in range(k.shape[0]):
+        some = slice(head * group, (head + 1) * group)
+        queries, own = q[some], sums[some]
+        keys = k[head : head + 1].float().unsqueeze(0)
+        for start in range(0, tokens, _QUERY_BLOCK):
+            end = min(start + _QUERY_BLOCK, tokens)
+            hidden = hidden_at(at[start:end], at, None)
+            hidden[: max(0, tokens - block - start)] = False
+            # Without a name, as in `column_sums`.
+            own += attention_weights(queries[:, start:end].unsqueeze(0), keys, rule, hidden).sum(
+                dim=-2
+            ).view(group, tokens)
     return sums
 
 

@@ -50,7 +50,7 @@ def test_help_of_run_says_what_words_are() -> None:
     [
         (["method=spindlkv"], "did you mean spindlekv?"),
         slow(["task=qaspr"], "did you mean qasper?"),
-        slow(["model=smollm"], "did you mean smollm2-135m?"),
+        slow(["model=smollm2"], "did you mean smollm2-135m?"),
         slow(["protocol=papr"], "did you mean paper?"),
         slow(["experiment=frist-table"], "did you mean first-table?"),
         (["experiment=spindlekv/table99"], "did you mean spindlekv/table"),

@@ -214,6 +214,8 @@ def test_every_preset_runs_scaled_down_and_its_report_renders(
     suites = str(EXPERIMENTS[name].config["defaults"])
     if "needle" not in suites and "wiki" not in suites:
         words.append("task=hotpotqa")  # one short task of its many
+    if "needle" in suites:
+        words.append("model.random.context=40960")  # the longest of a needle's lengths must fit
     if name in SPEEDS:
         words += ["speed.context=512", "speed.generate=3", "speed.repeats=1"]
     if name in CLASSIFIERS:

@@ -400,7 +400,8 @@ def test_a_papers_figure_of_lm_evals_tasks_is_run_and_drawn(elsewhere, name, col
 
 
 def run_local(folder: Path, *words: str, flags: tuple[str, ...] = ()) -> Any:
-    given = ["baseline=false", "out=run", *words, "--", "--include_path", str(folder), *flags]
+    out = [] if any(word.startswith("out=") for word in words) else ["out=run"]
+    given = ["baseline=false", *out, *words, "--", "--include_path", str(folder), *flags]
     return cli(*given)
 
 
