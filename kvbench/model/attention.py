@@ -9,7 +9,7 @@ Letters: B batch, Q query heads, G KV heads, g = Q / G, t new tokens, T prompt t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -212,22 +212,12 @@ def column_sums(q: Tensor, k: Tensor, rule: AttentionRule) -> Tensor:
     Returns:
         [Q, T] float32; a head's row sums to T.
     """
-    heads, tokens, _ = q.shape
-    sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
-    group = heads // k.shape[0]
-    for head in range(k.shape[0]):
-        some = slice(head * group, (head + 1) * group)
-        queries, own = q[some], sums[some]
-        keys = k[head : head + 1].float().unsqueeze(0)
-        for start in range(0, tokens, _QUERY_BLOCK):
-            end = min(start + _QUERY_BLOCK, tokens)
-            first = _first_visible(start, rule.sliding_window)
-            hidden = _hidden(start, end, first, rule.sliding_window, q.device)
-            block = queries[:, start:end].unsqueeze(0)
-            # Without a name, so that no block's weights are held while the next one's are made.
-            received = attention_weights(block, keys[:, :, first:end], rule, hidden).sum(dim=-2)
-            own[:, first:end] += received.view(group, end - first)
-    return sums
+
+    def seen(start: int, end: int) -> tuple[int, Tensor]:
+        first = _first_visible(start, rule.sliding_window)
+        return first, _hidden(start, end, first, rule.sliding_window, q.device)
+
+    return _summed(q, k, rule, seen)
 
 
 def column_sums_last_block(q: Tensor, k: Tensor, rule: AttentionRule, block: int) -> Tensor:
@@ -245,22 +235,40 @@ def column_sums_last_block(q: Tensor, k: Tensor, rule: AttentionRule, block: int
     Returns:
         [Q, T] float32; a head's row sums to T.
     """
+    tokens = q.shape[1]
+    at = torch.arange(tokens, device=q.device)
+
+    def seen(start: int, end: int) -> tuple[int, Tensor]:
+        hidden = hidden_at(at[start:end], at, None)
+        hidden[: max(0, tokens - block - start)] = False
+        return 0, hidden
+
+    return _summed(q, k, rule, seen)
+
+
+def _summed(
+    q: Tensor, k: Tensor, rule: AttentionRule, seen: Callable[[int, int], tuple[int, Tensor]]
+) -> Tensor:
+    """Column sums [Q, T], of a KV head and a block of queries at a time.
+
+    `seen` says of queries start .. end the first key any of them may see, and which of the keys
+    from there to the end of its columns are hidden from each.
+    """
     heads, tokens, _ = q.shape
     sums = torch.zeros(heads, tokens, dtype=torch.float32, device=q.device)
     group = heads // k.shape[0]
-    at = torch.arange(tokens, device=q.device)
     for head in range(k.shape[0]):
         some = slice(head * group, (head + 1) * group)
         queries, own = q[some], sums[some]
         keys = k[head : head + 1].float().unsqueeze(0)
         for start in range(0, tokens, _QUERY_BLOCK):
             end = min(start + _QUERY_BLOCK, tokens)
-            hidden = hidden_at(at[start:end], at, None)
-            hidden[: max(0, tokens - block - start)] = False
-            # Without a name, as in `column_sums`.
-            own += attention_weights(queries[:, start:end].unsqueeze(0), keys, rule, hidden).sum(
-                dim=-2
-            ).view(group, tokens)
+            first, hidden = seen(start, end)
+            last = first + hidden.shape[1]
+            block = queries[:, start:end].unsqueeze(0)
+            # Without a name, so that no block's weights are held while the next one's are made.
+            received = attention_weights(block, keys[:, :, first:last], rule, hidden).sum(dim=-2)
+            own[:, first:last] += received.view(group, last - first)
     return sums
 
 
